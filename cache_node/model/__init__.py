@@ -1,0 +1,1 @@
+"""From a model's files to a paged forward pass: find, convert, load, run."""

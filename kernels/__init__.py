@@ -1,0 +1,1 @@
+"""KV writes and paged attention: each kernel beside its reference. Imports without triton."""

@@ -1,0 +1,1 @@
+"""Generated from protos/kvmesh/v1 by `make protos`."""

@@ -1,0 +1,125 @@
+"""What a request may contain: the checks that the router does at its edge and the node, as the authority, again."""
+
+import math
+import re
+from collections.abc import Iterable
+
+from kvmesh.errors import invalid, unimplemented
+from kvmesh.v1 import generate_pb2 as pb
+
+MAX_STOP_STRINGS, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS = 16, 256, 256
+PRIORITIES = range(-100, 101)
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+# (field, least, greatest, whether the least is outside the range)
+_RANGES = (
+    ("temperature", 0.0, 100.0, False),
+    ("top_p", 0.0, 1.0, True),
+    ("min_p", 0.0, 1.0, False),
+    ("repetition_penalty", 0.0, 10.0, True),
+    ("presence_penalty", -2.0, 2.0, False),
+    ("frequency_penalty", -2.0, 2.0, False),
+)
+
+# (field, the only value served today)
+_ONLY = (
+    ("n", 1),
+    ("best_of", 1),
+    ("repetition_penalty", 1.0),
+    ("presence_penalty", 0.0),
+    ("frequency_penalty", 0.0),
+)
+
+
+def check_number(field: str, value: float, least: float, greatest: float, *, open_below: bool = False) -> None:
+    """Raises INVALID_ARGUMENT unless `value` is a number in [least, greatest], or (least, greatest] if open_below."""
+    if math.isnan(value) or math.isinf(value):
+        raise invalid(field, f"must be a finite number, is {value}")
+    if value < least or value > greatest or (open_below and value == least):
+        bracket = "(" if open_below else "["
+        raise invalid(field, f"must be in {bracket}{least:g}, {greatest:g}], is {value:g}")
+
+
+def check_sampling(params: pb.SamplingParams, vocab_size: int) -> None:
+    """Raises INVALID_ARGUMENT or UNIMPLEMENTED for the first field that is wrong or not served."""
+    for field, least, greatest, open_below in _RANGES:
+        if params.HasField(field):  # type: ignore[arg-type]  # the stub wants a literal
+            check_number(field, getattr(params, field), least, greatest, open_below=open_below)
+    if params.HasField("n") and not 1 <= params.n <= 128:
+        raise invalid("n", f"must be in [1, 128], is {params.n}")
+    if params.HasField("min_tokens") and params.HasField("max_tokens") and params.min_tokens > params.max_tokens:
+        raise invalid("min_tokens", f"must be at most max_tokens ({params.max_tokens}), is {params.min_tokens}")
+    _check_stops(params, vocab_size)
+    _check_served(params)
+
+
+def _check_stops(params: pb.SamplingParams, vocab_size: int) -> None:
+    if len(params.stop) > MAX_STOP_STRINGS:
+        raise invalid("stop", f"must have at most {MAX_STOP_STRINGS} strings, has {len(params.stop)}")
+    for text in params.stop:
+        if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
+            raise invalid("stop", f"each string must have 1 to {MAX_STOP_CHARACTERS} characters, one has {len(text)}")
+    if len(params.stop_token_ids) > MAX_STOP_TOKENS:
+        raise invalid("stop_token_ids", f"must have at most {MAX_STOP_TOKENS} ids, has {len(params.stop_token_ids)}")
+    check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+
+
+def _check_served(params: pb.SamplingParams) -> None:
+    for field, value in _ONLY:
+        if params.HasField(field) and getattr(params, field) != value:  # type: ignore[arg-type]
+            raise unimplemented(field, f"only {value} is served by this version")
+    for field in ("logprobs", "prompt_logprobs"):
+        if params.HasField(field):  # type: ignore[arg-type]
+            raise unimplemented(field, "not served by this version, leave it out")
+    if params.logit_bias:
+        raise unimplemented("logit_bias", "not served by this version, leave it out")
+
+
+def check_token_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
+    """Raises INVALID_ARGUMENT for the first id that the model does not have."""
+    for place, token in enumerate(ids):
+        if not 0 <= token < vocab_size:
+            raise invalid(field, f"token ids must be in [0, {vocab_size - 1}], the one at {place} is {token}")
+
+
+def check_prompt_length(count: int, max_model_len: int) -> None:
+    """Raises INVALID_ARGUMENT unless the prompt has 1 to max_model_len - 1 tokens: one must fit behind it."""
+    if count == 0:
+        raise invalid("prompt", "must not be empty, send at least one token")
+    if count >= max_model_len:
+        raise invalid(
+            "prompt", f"must have at most {max_model_len - 1} tokens (the model's context is {max_model_len}), has {count}"
+        )
+
+
+def check_request_id(request_id: str) -> None:
+    if request_id and not _REQUEST_ID.fullmatch(request_id):
+        raise invalid("request_id", "must be 1 to 128 characters of A-Z a-z 0-9 . _ : -")
+
+
+def check_priority(priority: int) -> None:
+    if priority not in PRIORITIES:
+        raise invalid("priority", f"must be in [{PRIORITIES[0]}, {PRIORITIES[-1]}], is {priority}")
+
+
+def check_unserved(request: pb.GenerateRequest) -> None:
+    if request.adapter:
+        raise unimplemented("adapter", "no adapters are served by this version, leave it empty")
+
+
+def resolve_max_tokens(params: pb.SamplingParams, prompt_tokens: int, max_model_len: int) -> int:
+    """max_tokens as the node needs it: what was asked for, or all that the context leaves.
+
+    Raises INVALID_ARGUMENT when prompt and output together exceed the context, or max_tokens is 0 (not served yet).
+    """
+    room = max_model_len - prompt_tokens
+    if not params.HasField("max_tokens"):
+        return room
+    if params.max_tokens == 0:
+        raise unimplemented("max_tokens", "0 (prompt only) is not served by this version, send at least 1")
+    if params.max_tokens > room:
+        raise invalid(
+            "max_tokens",
+            f"must be at most {room} (context {max_model_len} less {prompt_tokens} prompt tokens), is {params.max_tokens}",
+        )
+    return params.max_tokens
