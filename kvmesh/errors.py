@@ -1,6 +1,6 @@
-"""The errors that a caller may see: one exception with its gRPC status, HTTP code and google.rpc details."""
+"""The errors that a caller may see: gRPC status, HTTP code and google.rpc details in one."""
 
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -27,11 +27,17 @@ HTTP_CODES: dict[grpc.StatusCode, int] = {
 class RequestError(Exception):
     """A request that ends with a status other than OK, for a reason that the caller is told.
 
-    `field` is the path of the wrong field for INVALID_ARGUMENT and UNIMPLEMENTED; `retry_after` is in seconds.
+    `field` is the path of the wrong field for INVALID_ARGUMENT and UNIMPLEMENTED;
+    `retry_after` is in seconds.
     """
 
     def __init__(
-        self, code: grpc.StatusCode, message: str, *, field: str | None = None, retry_after: float | None = None
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        *,
+        field: str | None = None,
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -47,7 +53,9 @@ class RequestError(Exception):
         """The status with `BadRequest` and `RetryInfo` details, for `context.abort_with_status`."""
         details = []
         if self.field is not None:
-            violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.message)
+            violation = error_details_pb2.BadRequest.FieldViolation(
+                field=self.field, description=self.message
+            )
             details.append(_any(error_details_pb2.BadRequest(field_violations=[violation])))
         if self.retry_after is not None:
             delay = duration_pb2.Duration()
@@ -67,7 +75,7 @@ def _any(message: error_details_pb2.BadRequest | error_details_pb2.RetryInfo) ->
 
 
 def invalid(field: str, problem: str) -> RequestError:
-    """INVALID_ARGUMENT. `problem` says the value's bound and what to do: "must be at most 16, is 17"."""
+    """INVALID_ARGUMENT. `problem` gives the bound and the value: "must be at most 16, is 17"."""
     return RequestError(Code.INVALID_ARGUMENT, f"{field}: {problem}", field=field)
 
 
@@ -87,10 +95,11 @@ def unavailable(message: str) -> RequestError:
 
 
 def from_rpc_error(error: grpc.RpcError) -> RequestError:
-    """The RequestError that a peer raised, with field and retry time read back from its status details."""
+    """The RequestError that a peer raised, field and retry time read from its status details."""
     code, message = error.code(), error.details() or ""
     field = retry_after = None
-    status = rpc_status.from_call(error) if isinstance(error, grpc.Call) else None
+    # What a stub raises is a call too, in grpc and grpc.aio; only grpc.aio's does not say so.
+    status = rpc_status.from_call(cast(grpc.Call, error))
     for detail in status.details if status is not None else ():
         bad, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
         if detail.Unpack(bad) and bad.field_violations:
@@ -100,7 +109,7 @@ def from_rpc_error(error: grpc.RpcError) -> RequestError:
     return RequestError(code, message, field=field, retry_after=retry_after)
 
 
-async def abort(context: grpc.aio.ServicerContext, error: RequestError) -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RequestError) -> NoReturn:
     """Ends an aio RPC with `error`'s status and details."""
     await context.abort_with_status(error.to_status())
     raise AssertionError("abort_with_status always raises")

@@ -1,4 +1,4 @@
-"""What a request may contain: the checks that the router does at its edge and the node, as the authority, again."""
+"""What a request may contain: checked by the router at its edge, and by the node, the authority."""
 
 import math
 import re
@@ -31,8 +31,13 @@ _ONLY = (
 )
 
 
-def check_number(field: str, value: float, least: float, greatest: float, *, open_below: bool = False) -> None:
-    """Raises INVALID_ARGUMENT unless `value` is a number in [least, greatest], or (least, greatest] if open_below."""
+def check_number(
+    field: str, value: float, least: float, greatest: float, *, open_below: bool = False
+) -> None:
+    """Raises INVALID_ARGUMENT unless `value` is a number in [least, greatest].
+
+    `open_below` makes it (least, greatest].
+    """
     if math.isnan(value) or math.isinf(value):
         raise invalid(field, f"must be a finite number, is {value}")
     if value < least or value > greatest or (open_below and value == least):
@@ -47,20 +52,35 @@ def check_sampling(params: pb.SamplingParams, vocab_size: int) -> None:
             check_number(field, getattr(params, field), least, greatest, open_below=open_below)
     if params.HasField("n") and not 1 <= params.n <= 128:
         raise invalid("n", f"must be in [1, 128], is {params.n}")
-    if params.HasField("min_tokens") and params.HasField("max_tokens") and params.min_tokens > params.max_tokens:
-        raise invalid("min_tokens", f"must be at most max_tokens ({params.max_tokens}), is {params.min_tokens}")
+    if (
+        params.HasField("min_tokens")
+        and params.HasField("max_tokens")
+        and params.min_tokens > params.max_tokens
+    ):
+        raise invalid(
+            "min_tokens",
+            f"must be at most max_tokens ({params.max_tokens}), is {params.min_tokens}",
+        )
     _check_stops(params, vocab_size)
     _check_served(params)
 
 
 def _check_stops(params: pb.SamplingParams, vocab_size: int) -> None:
     if len(params.stop) > MAX_STOP_STRINGS:
-        raise invalid("stop", f"must have at most {MAX_STOP_STRINGS} strings, has {len(params.stop)}")
+        raise invalid(
+            "stop", f"must have at most {MAX_STOP_STRINGS} strings, has {len(params.stop)}"
+        )
     for text in params.stop:
         if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
-            raise invalid("stop", f"each string must have 1 to {MAX_STOP_CHARACTERS} characters, one has {len(text)}")
+            raise invalid(
+                "stop",
+                f"each string must have 1 to {MAX_STOP_CHARACTERS} characters, one has {len(text)}",
+            )
     if len(params.stop_token_ids) > MAX_STOP_TOKENS:
-        raise invalid("stop_token_ids", f"must have at most {MAX_STOP_TOKENS} ids, has {len(params.stop_token_ids)}")
+        raise invalid(
+            "stop_token_ids",
+            f"must have at most {MAX_STOP_TOKENS} ids, has {len(params.stop_token_ids)}",
+        )
     check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
 
 
@@ -79,16 +99,20 @@ def check_token_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
     """Raises INVALID_ARGUMENT for the first id that the model does not have."""
     for place, token in enumerate(ids):
         if not 0 <= token < vocab_size:
-            raise invalid(field, f"token ids must be in [0, {vocab_size - 1}], the one at {place} is {token}")
+            raise invalid(
+                field, f"token ids must be in [0, {vocab_size - 1}], the one at {place} is {token}"
+            )
 
 
 def check_prompt_length(count: int, max_model_len: int) -> None:
-    """Raises INVALID_ARGUMENT unless the prompt has 1 to max_model_len - 1 tokens: one must fit behind it."""
+    """Raises INVALID_ARGUMENT unless there are 1 to max_model_len - 1: one must fit behind them."""
     if count == 0:
         raise invalid("prompt", "must not be empty, send at least one token")
     if count >= max_model_len:
         raise invalid(
-            "prompt", f"must have at most {max_model_len - 1} tokens (the model's context is {max_model_len}), has {count}"
+            "prompt",
+            f"must have at most {max_model_len - 1} tokens "
+            f"(the model's context is {max_model_len}), has {count}",
         )
 
 
@@ -110,16 +134,20 @@ def check_unserved(request: pb.GenerateRequest) -> None:
 def resolve_max_tokens(params: pb.SamplingParams, prompt_tokens: int, max_model_len: int) -> int:
     """max_tokens as the node needs it: what was asked for, or all that the context leaves.
 
-    Raises INVALID_ARGUMENT when prompt and output together exceed the context, or max_tokens is 0 (not served yet).
+    Raises INVALID_ARGUMENT when prompt and output together exceed the context, or max_tokens
+    is 0 (not served yet).
     """
     room = max_model_len - prompt_tokens
     if not params.HasField("max_tokens"):
         return room
     if params.max_tokens == 0:
-        raise unimplemented("max_tokens", "0 (prompt only) is not served by this version, send at least 1")
+        raise unimplemented(
+            "max_tokens", "0 (prompt only) is not served by this version, send at least 1"
+        )
     if params.max_tokens > room:
         raise invalid(
             "max_tokens",
-            f"must be at most {room} (context {max_model_len} less {prompt_tokens} prompt tokens), is {params.max_tokens}",
+            f"must be at most {room} (context {max_model_len} less {prompt_tokens} prompt tokens), "
+            f"is {params.max_tokens}",
         )
     return params.max_tokens

@@ -9,13 +9,16 @@ Named = dict[str, Any]
 
 
 def breaking_changes(old: bytes, new: bytes) -> list[str]:
-    """One line for each change of `new` against `old` (serialised FileDescriptorSets) that old peers cannot bear.
+    """One line for each change of `new` against `old` that old peers cannot bear.
 
-    A removed message, field, enum value, service or method; a field whose type, label, presence or name changed (names
-    are the JSON form); a method whose types or streaming changed. A field may go when its number is reserved.
+    Both are serialised FileDescriptorSets. Breaking is: a removed message, field, enum value,
+    service or method; a field whose type, label, presence or name changed (names are the JSON
+    form); a method whose types or streaming changed. A field may go when its number is reserved.
     """
     before, after = _index(old), _index(new)
-    return [line for name in sorted(before) for line in _compare(name, before[name], after.get(name))]
+    return [
+        line for name in sorted(before) for line in _compare(name, before[name], after.get(name))
+    ]
 
 
 def _index(data: bytes) -> Named:
@@ -48,7 +51,11 @@ def _compare(name: str, old: Any, new: Any) -> Iterator[str]:
         yield from _compare_fields(name, old, new)
     elif isinstance(old, descriptor_pb2.EnumDescriptorProto):
         kept = {(value.name, value.number) for value in new.value}
-        yield from (f"{name}.{v.name}: removed or renumbered" for v in old.value if (v.name, v.number) not in kept)
+        yield from (
+            f"{name}.{v.name}: removed or renumbered"
+            for v in old.value
+            if (v.name, v.number) not in kept
+        )
     else:
         yield from _compare_methods(name, old, new)
 
@@ -75,5 +82,7 @@ def _compare_methods(name: str, old: Any, new: Any) -> Iterator[str]:
         now = methods.get(method.name)
         if now is None:
             yield f"{name}.{method.name}: removed"
-        elif now.SerializeToString(deterministic=True) != method.SerializeToString(deterministic=True):
+        elif now.SerializeToString(deterministic=True) != method.SerializeToString(
+            deterministic=True
+        ):
             yield f"{name}.{method.name}: types or streaming changed"

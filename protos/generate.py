@@ -1,12 +1,14 @@
 """Regenerates the stubs in kvmesh/v1 and the committed descriptor set from protos/.
 
-`python protos/generate.py` writes them. `--check` writes nothing and fails when a committed stub differs from what the
-protos give. `--accept-breaking` moves the committed descriptor set on; without it, it only ever grows.
+`python protos/generate.py` writes them. `--check` writes nothing and fails when a committed stub
+differs from what the protos give. `--accept-breaking` moves the committed descriptor set on;
+without it, it only ever grows.
 """
 
 import argparse
 import filecmp
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -29,6 +31,7 @@ def generate(out: Path) -> None:
         f"--proto_path={well_known}",
         f"--python_out={out}",
         f"--grpc_python_out={out}",
+        *(f"--plugin={_script(name)}" for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")),
         f"--mypy_out=quiet:{out}",
         f"--mypy_grpc_out=quiet:{out}",
         f"--descriptor_set_out={out / DESCRIPTORS.name}",
@@ -38,8 +41,13 @@ def generate(out: Path) -> None:
         sys.exit("protoc failed")
 
 
+def _script(name: str) -> str:
+    """A plugin of this interpreter's environment, which need not be on the PATH."""
+    return f"{name}={Path(sysconfig.get_path('scripts')) / name}"
+
+
 def drift(out: Path) -> list[str]:
-    """Names of the generated files that differ from the committed ones, or are missing on either side."""
+    """Generated files that differ from the committed ones, or are missing on either side."""
     made = {path.name for path in (out / PACKAGE).iterdir()}
     kept = {path.name for path in (ROOT / PACKAGE).glob("*_pb2*")}
     common = sorted(made & kept)
@@ -58,7 +66,9 @@ def install(out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, fail on drift")
-    parser.add_argument("--accept-breaking", action="store_true", help="overwrite the descriptor set all the same")
+    parser.add_argument(
+        "--accept-breaking", action="store_true", help="overwrite the descriptor set all the same"
+    )
     options = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as name:

@@ -1,0 +1,55 @@
+# Every target works from a fresh clone: it installs what it needs into .venv, or into the virtual
+# environment that is active. `make help` lists them.
+
+VENV := $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),.venv)
+BIN := $(VENV)/bin
+PYTHON ?= python3
+INSTALLED := $(VENV)/.kvmesh-installed
+# More arguments for the command that a target runs: make serve ARGS="--nodes 3"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo serve test lint protos bench clean
+
+help: ## Show what there is to make
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' \
+		| expand -t 18
+
+install: $(INSTALLED) ## Create the virtual environment and install kvmesh with all it needs
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "kvmesh needs Python 3.11 or newer: make install PYTHON=python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
+		|| { echo "No venv module: on Debian, apt-get install python3-venv"; exit 1; }
+	@echo "Installing kvmesh into $(VENV) (once; a few minutes, most of it torch)"
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: ## Ask a real model twice through router and two nodes, and see the prefix cache work
+	@start=$$(date +%s) && $(MAKE) --no-print-directory install \
+		&& $(BIN)/kvmesh demo --install-seconds $$(($$(date +%s) - start)) $(ARGS)
+
+serve: install ## Serve the model on http://127.0.0.1:8000/v1 until Ctrl-C
+	$(BIN)/kvmesh serve $(ARGS)
+
+test: install ## Run all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: install ## Check style, types, import rules, and that stubs and contract fit the protos
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python protos/generate.py --check
+
+protos: install ## Regenerate the stubs in kvmesh/v1 from protos/
+	$(BIN)/python protos/generate.py $(ARGS)
+
+bench: install ## Measure cold and warm time to first token
+	$(BIN)/kvmesh bench ttft $(ARGS)
+
+clean: ## Remove caches and build output, but not the virtual environment
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+		.import_linter_cache
+	find . -name __pycache__ -not -path './.venv/*' -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The `kvmesh` command. Its import loads neither torch nor grpc; a command loads what it needs."""
