@@ -1,0 +1,1 @@
+"""The tests; a package, so that they find their helpers by name whatever else is installed."""
