@@ -488,22 +488,30 @@ class BlockEvents(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     PACKED_FIELD_NUMBER: _builtins.int
+    BASE_SEQUENCE_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """Sequence number of this message's state. A delta continues the message numbered one less; else it is a gap."""
+    """Number of the node's state after these events. States count from 0 (nothing cached), one an engine step that changed
+    something; an epoch starts again.
+    """
     snapshot: _builtins.bool
     """The events stand for the whole state, not for a change: forget everything before."""
     packed: _builtins.bytes
     """Packed events, format in prefix_index/events.py."""
+    base_sequence: _builtins.int
+    """Number of the state that a delta continues: several steps share a message. Who holds an earlier one has a gap, and
+    opens the stream again. 0 for a snapshot.
+    """
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
         snapshot: _builtins.bool = ...,
         packed: _builtins.bytes = ...,
+        base_sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["packed", b"packed", "sequence", b"sequence", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_sequence", b"base_sequence", "packed", b"packed", "sequence", b"sequence", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
