@@ -70,12 +70,15 @@ class NodeGenerateRequest(_message.Message):
     WatchState, so that a router subtracts only what the node has not counted yet.
     """
     dispatch_sequence: _builtins.int
+    """Counts up from 1 for each router and node."""
     epoch: _builtins.int
     """The epoch that the router believes in; 0 means any. Another than the node's gets FAILED_PRECONDITION."""
     token_ids: _builtins.bytes
     """The prompt, packed as little-endian uint32. 1 to max_model_len - 1 tokens, else INVALID_ARGUMENT."""
     priority: _builtins.int
+    """As in GenerateRequest."""
     cache: _generate_pb2.CacheMode.ValueType
+    """As in GenerateRequest."""
     adapter: _builtins.str
     """Only the empty string today."""
     salt: _builtins.bytes
@@ -123,6 +126,7 @@ class Resume(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     TEXT_BYTES_SENT_FIELD_NUMBER: _builtins.int
     index: _builtins.int
+    """Which sample, from 0."""
     token_ids: _builtins.bytes
     """Output so far, little-endian uint32. It is computed as prompt, and counts as output."""
     finished: _builtins.bool
@@ -147,10 +151,13 @@ Global___Resume: _TypeAlias = Resume  # noqa: Y015
 
 @_typing.final
 class AbortRequest(_message.Message):
+    """Names the request to end."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    """As in NodeGenerateRequest; all its attempts end."""
     def __init__(
         self,
         *,
@@ -166,6 +173,8 @@ Global___AbortRequest: _TypeAlias = AbortRequest  # noqa: Y015
 
 @_typing.final
 class AbortResponse(_message.Message):
+    """What there was to end."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     FOUND_FIELD_NUMBER: _builtins.int
@@ -186,6 +195,8 @@ Global___AbortResponse: _TypeAlias = AbortResponse  # noqa: Y015
 
 @_typing.final
 class InfoRequest(_message.Message):
+    """What to tell beyond the constants."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     INCLUDE_TOKENIZER_FIELD_NUMBER: _builtins.int
@@ -250,6 +261,7 @@ class NodeInfo(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Unique in a fleet; a node keeps it over restarts."""
     epoch: _builtins.int
     """Changes at every start; larger is later."""
     model: _builtins.str
@@ -261,8 +273,11 @@ class NodeInfo(_message.Message):
     num_blocks: _builtins.int
     """Blocks of the pool, without the null block."""
     max_num_seqs: _builtins.int
+    """Requests that one step runs at most."""
     max_num_batched_tokens: _builtins.int
+    """Tokens that one step computes at most, prompt chunks and decodes together."""
     vocab_size: _builtins.int
+    """Token ids are below this."""
     kv_bytes_per_token: _builtins.int
     """Bytes of KV a token, all layers."""
     version: _builtins.str
@@ -272,6 +287,7 @@ class NodeInfo(_message.Message):
     tensor_parallel_size: _builtins.int
     """Ranks of the node's parallel groups; 1 when it runs on one device."""
     pipeline_parallel_size: _builtins.int
+    """1 when all layers are on one device."""
     device: _builtins.str
     """Device kind: cpu, cuda."""
     dtype: _builtins.str
@@ -333,6 +349,7 @@ class KeyScheme(_message.Message):
     version: _builtins.int
     """Version of the hash chain."""
     block_size: _builtins.int
+    """Tokens a block."""
     kv_cache_dtype: _builtins.str
     """auto (the model's dtype), fp8, int8, int4."""
     layout: _builtins.str
@@ -358,6 +375,8 @@ Global___KeyScheme: _TypeAlias = KeyScheme  # noqa: Y015
 
 @_typing.final
 class WatchStateRequest(_message.Message):
+    """What to watch, and how often."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUTER_ID_FIELD_NUMBER: _builtins.int
@@ -397,9 +416,13 @@ class NodeState(_message.Message):
     EVENTS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
+    """As in NodeInfo; another than before means that the node has restarted, with an empty cache."""
     draining: _builtins.bool
+    """The node takes no new request."""
     @_builtins.property
-    def load(self) -> Global___NodeLoad: ...
+    def load(self) -> Global___NodeLoad:
+        """Always present."""
+
     @_builtins.property
     def events(self) -> Global___BlockEvents:
         """Present when events were asked for and something changed."""
@@ -444,12 +467,15 @@ class NodeLoad(_message.Message):
     evictable_blocks: _builtins.int
     """Cached blocks that no request holds: reusable at once, and lost then."""
     running: _builtins.int
+    """Requests that take part in the node's steps."""
     waiting: _builtins.int
+    """Requests that the node has admitted and not started."""
     queued_prefill_tokens: _builtins.int
     """Prompt tokens of running and waiting requests that are not computed yet."""
     prefill_tokens_per_second: _builtins.float
     """Recent speeds, tokens per second; 0 until known."""
     decode_tokens_per_second: _builtins.float
+    """Output tokens per second, all requests together; 0 until known."""
     last_dispatch_sequence: _builtins.int
     """Of the watching router: the last dispatch whose blocks are counted above."""
     steps_without_progress: _builtins.int
@@ -519,6 +545,8 @@ Global___BlockEvents: _TypeAlias = BlockEvents  # noqa: Y015
 
 @_typing.final
 class ExportBlocksRequest(_message.Message):
+    """Which blocks to read."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     KEYS_FIELD_NUMBER: _builtins.int
@@ -528,7 +556,9 @@ class ExportBlocksRequest(_message.Message):
         """16-byte block keys in chain order."""
 
     @_builtins.property
-    def key_scheme(self) -> Global___KeyScheme: ...
+    def key_scheme(self) -> Global___KeyScheme:
+        """The reader's scheme. Another than the node's gets FAILED_PRECONDITION."""
+
     def __init__(
         self,
         *,
@@ -554,6 +584,7 @@ class BlockData(_message.Message):
     CHECKSUM_FIELD_NUMBER: _builtins.int
     TIER_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
+    """16 bytes."""
     data: _builtins.bytes
     """The block as it lies in the pool, scales included."""
     checksum: _builtins.int
@@ -578,6 +609,8 @@ Global___BlockData: _TypeAlias = BlockData  # noqa: Y015
 
 @_typing.final
 class PullBlocksRequest(_message.Message):
+    """Which blocks to fetch, and from where."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SOURCE_FIELD_NUMBER: _builtins.int
@@ -586,9 +619,13 @@ class PullBlocksRequest(_message.Message):
     source: _builtins.str
     """Address of the node to read from, host:port."""
     @_builtins.property
-    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """16-byte block keys in chain order. The first unknown one ends the transfer."""
+
     @_builtins.property
-    def deadline(self) -> _duration_pb2.Duration: ...
+    def deadline(self) -> _duration_pb2.Duration:
+        """Keep what has arrived by then, and give up on the rest. Unset: the deadline of the call."""
+
     def __init__(
         self,
         *,
@@ -606,6 +643,8 @@ Global___PullBlocksRequest: _TypeAlias = PullBlocksRequest  # noqa: Y015
 
 @_typing.final
 class PullBlocksResponse(_message.Message):
+    """How far the transfer came."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     BLOCKS_FIELD_NUMBER: _builtins.int
@@ -626,6 +665,8 @@ Global___PullBlocksResponse: _TypeAlias = PullBlocksResponse  # noqa: Y015
 
 @_typing.final
 class PinRequest(_message.Message):
+    """What to keep, for how long, and against whom."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     KEYS_FIELD_NUMBER: _builtins.int
@@ -634,7 +675,9 @@ class PinRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
     pin_id: _builtins.str
+    """Names the pin; the same id again replaces it. Empty gets INVALID_ARGUMENT."""
     priority: _builtins.int
+    """Among pins, larger stays longer. Range [-100, 100]."""
     release: _builtins.bool
     """Let the pin go instead."""
     @_builtins.property
@@ -642,7 +685,9 @@ class PinRequest(_message.Message):
         """16-byte block keys in chain order. Unknown ones end the pin."""
 
     @_builtins.property
-    def ttl(self) -> _duration_pb2.Duration: ...
+    def ttl(self) -> _duration_pb2.Duration:
+        """How long. Unset: until released."""
+
     def __init__(
         self,
         *,
@@ -662,10 +707,13 @@ Global___PinRequest: _TypeAlias = PinRequest  # noqa: Y015
 
 @_typing.final
 class PinResponse(_message.Message):
+    """What the pin got hold of."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     BLOCKS_FIELD_NUMBER: _builtins.int
     blocks: _builtins.int
+    """How many, from the first on, are pinned now."""
     def __init__(
         self,
         *,
@@ -681,6 +729,8 @@ Global___PinResponse: _TypeAlias = PinResponse  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):
+    """Starts or ends a drain."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     RESUME_FIELD_NUMBER: _builtins.int
@@ -701,12 +751,16 @@ Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
 
 @_typing.final
 class DrainResponse(_message.Message):
+    """What is left to finish."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     RUNNING_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     running: _builtins.int
+    """As in NodeLoad."""
     waiting: _builtins.int
+    """As in NodeLoad; they are finished too."""
     def __init__(
         self,
         *,
@@ -723,6 +777,8 @@ Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
 
 @_typing.final
 class CheckIntegrityRequest(_message.Message):
+    """Has nothing to say."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -738,6 +794,8 @@ Global___CheckIntegrityRequest: _TypeAlias = CheckIntegrityRequest  # noqa: Y015
 
 @_typing.final
 class CheckIntegrityResponse(_message.Message):
+    """The findings, and the sums that they were checked against."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     VIOLATIONS_FIELD_NUMBER: _builtins.int
@@ -746,9 +804,13 @@ class CheckIntegrityResponse(_message.Message):
     HELD_BLOCKS_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     free_blocks: _builtins.int
+    """Blocks in no use."""
     cached_blocks: _builtins.int
+    """Blocks with a key that no request holds."""
     held_blocks: _builtins.int
+    """Blocks that requests hold."""
     requests: _builtins.int
+    """Requests running and waiting."""
     @_builtins.property
     def violations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Empty: all invariants hold."""

@@ -27,7 +27,8 @@ if _version_not_supported:
 
 
 class CacheNodeStub:
-    """Missing associated documentation comment in .proto file."""
+    """What a node does for its routers, its operators and other nodes.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -83,7 +84,8 @@ class CacheNodeStub:
 
 
 class CacheNodeServicer:
-    """Missing associated documentation comment in .proto file."""
+    """What a node does for its routers, its operators and other nodes.
+    """
 
     def Generate(self, request, context):
         """Runs one dispatched request. Initial metadata `kvmesh-admitted: 1` says that the node has taken it; a node that
@@ -207,7 +209,8 @@ def add_CacheNodeServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CacheNode:
-    """Missing associated documentation comment in .proto file."""
+    """What a node does for its routers, its operators and other nodes.
+    """
 
     @staticmethod
     def Generate(request,

@@ -28,6 +28,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CacheNodeStub:
+    """What a node does for its routers, its operators and other nodes."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
@@ -57,6 +59,8 @@ class CacheNodeStub:
 
 @_typing.type_check_only
 class CacheNodeAsyncStub(CacheNodeStub):
+    """What a node does for its routers, its operators and other nodes."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_cache_node_pb2.NodeGenerateRequest, _generate_pb2.GenerateResponse]  # type: ignore[assignment]
     """Runs one dispatched request. Initial metadata `kvmesh-admitted: 1` says that the node has taken it; a node that
@@ -82,6 +86,8 @@ class CacheNodeAsyncStub(CacheNodeStub):
     """Proves the block manager's invariants between two steps."""
 
 class CacheNodeServicer(metaclass=_abc_1.ABCMeta):
+    """What a node does for its routers, its operators and other nodes."""
+
     @_abc_1.abstractmethod
     def Generate(
         self,

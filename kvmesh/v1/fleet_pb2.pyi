@@ -32,6 +32,7 @@ class _NodeHealthEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NodeHealth
     NODE_HEALTH_CONNECTING: _NodeHealth.ValueType  # 1
     """Connecting, not seen yet."""
     NODE_HEALTH_UP: _NodeHealth.ValueType  # 2
+    """Answers, and takes requests."""
     NODE_HEALTH_DRAINING: _NodeHealth.ValueType  # 3
     """Finishes what it has, takes nothing new."""
     NODE_HEALTH_DOWN: _NodeHealth.ValueType  # 4
@@ -39,12 +40,14 @@ class _NodeHealthEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NodeHealth
     NODE_HEALTH_REFUSED: _NodeHealth.ValueType  # 5
     """Reachable, but its model, block size, dtype or salt is not the fleet's."""
 
-class NodeHealth(_NodeHealth, metaclass=_NodeHealthEnumTypeWrapper): ...
+class NodeHealth(_NodeHealth, metaclass=_NodeHealthEnumTypeWrapper):
+    """Whether requests go to a node."""
 
 NODE_HEALTH_UNSPECIFIED: NodeHealth.ValueType  # 0
 NODE_HEALTH_CONNECTING: NodeHealth.ValueType  # 1
 """Connecting, not seen yet."""
 NODE_HEALTH_UP: NodeHealth.ValueType  # 2
+"""Answers, and takes requests."""
 NODE_HEALTH_DRAINING: NodeHealth.ValueType  # 3
 """Finishes what it has, takes nothing new."""
 NODE_HEALTH_DOWN: NodeHealth.ValueType  # 4
@@ -81,6 +84,8 @@ Global___IndexMode: _TypeAlias = IndexMode  # noqa: Y015
 
 @_typing.final
 class ListNodesRequest(_message.Message):
+    """Has nothing to say."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -96,11 +101,15 @@ Global___ListNodesRequest: _TypeAlias = ListNodesRequest  # noqa: Y015
 
 @_typing.final
 class ListNodesResponse(_message.Message):
+    """The fleet as one router sees it."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NODES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]:
+        """In the order of their names."""
+
     def __init__(
         self,
         *,
@@ -116,6 +125,8 @@ Global___ListNodesResponse: _TypeAlias = ListNodesResponse  # noqa: Y015
 
 @_typing.final
 class NodeStatus(_message.Message):
+    """What a router knows of one node."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -128,12 +139,15 @@ class NodeStatus(_message.Message):
     INDEX_MODE_FIELD_NUMBER: _builtins.int
     INDEXED_BLOCKS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """Name that the node gave itself; empty until it has answered once."""
     address: _builtins.str
     """host:port"""
     health: Global___NodeHealth.ValueType
+    """Whether requests go there."""
     detail: _builtins.str
     """Why, when the health is not UP: the last error, or what does not fit the fleet."""
     epoch: _builtins.int
+    """As in NodeInfo; 0 until the node has answered once."""
     in_flight: _builtins.int
     """Requests that this router has in flight there."""
     index_mode: Global___IndexMode.ValueType
@@ -167,6 +181,8 @@ Global___NodeStatus: _TypeAlias = NodeStatus  # noqa: Y015
 
 @_typing.final
 class ExplainRequest(_message.Message):
+    """A request that is not to be run."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_FIELD_NUMBER: _builtins.int
@@ -189,6 +205,8 @@ Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
 
 @_typing.final
 class ExplainResponse(_message.Message):
+    """What the router would do with it."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUTE_FIELD_NUMBER: _builtins.int
@@ -211,11 +229,14 @@ Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
 
 @_typing.final
 class FleetDrainRequest(_message.Message):
+    """Which node, and how patiently."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     node: _builtins.str
+    """Name of the node."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """Give up waiting for running requests after so long. Unset: wait for ever."""
@@ -236,6 +257,8 @@ Global___FleetDrainRequest: _TypeAlias = FleetDrainRequest  # noqa: Y015
 
 @_typing.final
 class FleetDrainResponse(_message.Message):
+    """What was left at the end of the wait."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     RUNNING_FIELD_NUMBER: _builtins.int
@@ -256,6 +279,8 @@ Global___FleetDrainResponse: _TypeAlias = FleetDrainResponse  # noqa: Y015
 
 @_typing.final
 class PinPrefixRequest(_message.Message):
+    """What to keep, where, and for how long."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PREFIX_FIELD_NUMBER: _builtins.int
@@ -292,6 +317,8 @@ Global___PinPrefixRequest: _TypeAlias = PinPrefixRequest  # noqa: Y015
 
 @_typing.final
 class PinPrefixResponse(_message.Message):
+    """What is pinned now."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PIN_ID_FIELD_NUMBER: _builtins.int
@@ -300,8 +327,11 @@ class PinPrefixResponse(_message.Message):
     pin_id: _builtins.str
     """Name for UnpinPrefix."""
     blocks: _builtins.int
+    """Pinned blocks, all nodes together."""
     @_builtins.property
-    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the nodes that hold the pin."""
+
     def __init__(
         self,
         *,
@@ -319,10 +349,13 @@ Global___PinPrefixResponse: _TypeAlias = PinPrefixResponse  # noqa: Y015
 
 @_typing.final
 class UnpinPrefixRequest(_message.Message):
+    """Names the pin."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PIN_ID_FIELD_NUMBER: _builtins.int
     pin_id: _builtins.str
+    """From PinPrefixResponse. An unknown one gets NOT_FOUND."""
     def __init__(
         self,
         *,
@@ -338,6 +371,8 @@ Global___UnpinPrefixRequest: _TypeAlias = UnpinPrefixRequest  # noqa: Y015
 
 @_typing.final
 class UnpinPrefixResponse(_message.Message):
+    """Has nothing to say."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -353,6 +388,8 @@ Global___UnpinPrefixResponse: _TypeAlias = UnpinPrefixResponse  # noqa: Y015
 
 @_typing.final
 class ClearCacheRequest(_message.Message):
+    """Where to forget."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_FIELD_NUMBER: _builtins.int
@@ -373,10 +410,13 @@ Global___ClearCacheRequest: _TypeAlias = ClearCacheRequest  # noqa: Y015
 
 @_typing.final
 class ClearCacheResponse(_message.Message):
+    """What was forgotten."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     CLEARED_BLOCKS_FIELD_NUMBER: _builtins.int
     cleared_blocks: _builtins.int
+    """Blocks forgotten, all nodes together."""
     def __init__(
         self,
         *,

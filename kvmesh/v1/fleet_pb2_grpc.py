@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class FleetStub:
-    """Missing associated documentation comment in .proto file."""
+    """What a router does for its operators.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -67,7 +68,8 @@ class FleetStub:
 
 
 class FleetServicer:
-    """Missing associated documentation comment in .proto file."""
+    """What a router does for its operators.
+    """
 
     def ListNodes(self, request, context):
         """All nodes that the router knows, with what it knows of them.
@@ -153,7 +155,8 @@ def add_FleetServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Fleet:
-    """Missing associated documentation comment in .proto file."""
+    """What a router does for its operators.
+    """
 
     @staticmethod
     def ListNodes(request,

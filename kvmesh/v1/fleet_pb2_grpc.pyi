@@ -27,6 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class FleetStub:
+    """What a router does for its operators."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
@@ -46,6 +48,8 @@ class FleetStub:
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
+    """What a router does for its operators."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListNodes: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ListNodesRequest, _fleet_pb2.ListNodesResponse]  # type: ignore[assignment]
     """All nodes that the router knows, with what it knows of them."""
@@ -61,6 +65,8 @@ class FleetAsyncStub(FleetStub):
     """Forgets all cached blocks that no request uses. UNIMPLEMENTED today."""
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
+    """What a router does for its operators."""
+
     @_abc_1.abstractmethod
     def ListNodes(
         self,

@@ -33,7 +33,8 @@ class _CacheModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheMode.V
     CACHE_MODE_OFF: _CacheMode.ValueType  # 2
     """Neither reuse nor publish: the request leaves no trace in the cache."""
 
-class CacheMode(_CacheMode, metaclass=_CacheModeEnumTypeWrapper): ...
+class CacheMode(_CacheMode, metaclass=_CacheModeEnumTypeWrapper):
+    """What a request may do with the prefix cache."""
 
 CACHE_MODE_UNSPECIFIED: CacheMode.ValueType  # 0
 CACHE_MODE_READ_WRITE: CacheMode.ValueType  # 1
@@ -56,7 +57,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_ABORT: _FinishReason.ValueType  # 3
     """Aborted by an operator or by a draining node."""
 
-class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper): ...
+class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
+    """Why a sample ended."""
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
@@ -179,6 +181,8 @@ Global___Chat: _TypeAlias = Chat  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
+    """One turn of a conversation."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROLE_FIELD_NUMBER: _builtins.int
@@ -506,12 +510,16 @@ Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
 
 @_typing.final
 class TokenLogprob(_message.Message):
+    """One of the most probable tokens at a position."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_ID_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
+    """Below the vocabulary size."""
     logprob: _builtins.float
+    """Natural logarithm of its probability, before top-k, top-p and min-p."""
     def __init__(
         self,
         *,
@@ -603,6 +611,7 @@ class RouteCandidate(_message.Message):
     ACTIVE_BLOCKS_FIELD_NUMBER: _builtins.int
     EXCLUDED_FIELD_NUMBER: _builtins.int
     node: _builtins.str
+    """Name of the node."""
     cost: _builtins.float
     """Weighted sum of the parts below."""
     queued_prefill_tokens: _builtins.int
@@ -689,7 +698,9 @@ class Summary(_message.Message):
     preemptions: _builtins.int
     """How often the request lost its blocks to others and started again."""
     @_builtins.property
-    def usage(self) -> Global___Usage: ...
+    def usage(self) -> Global___Usage:
+        """What was computed, and what was not because a cache held it."""
+
     def __init__(
         self,
         *,
@@ -711,13 +722,17 @@ Global___Summary: _TypeAlias = Summary  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
+    """Tokens of one request, all samples together."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
+    """After templating, cached ones included."""
     completion_tokens: _builtins.int
+    """Generated tokens, the end-of-sequence token included."""
     @_builtins.property
     def cached(self) -> Global___CachedTokens:
         """Prompt tokens served from a cache."""

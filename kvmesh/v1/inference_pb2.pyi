@@ -20,6 +20,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class RouteRequest(_message.Message):
+    """What the lease is wanted for."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_FIELD_NUMBER: _builtins.int
@@ -64,7 +66,9 @@ class RouteResponse(_message.Message):
         """How long the lease can be claimed."""
 
     @_builtins.property
-    def route(self) -> _generate_pb2.RouteReport: ...
+    def route(self) -> _generate_pb2.RouteReport:
+        """Where the request goes and why."""
+
     def __init__(
         self,
         *,
@@ -106,6 +110,8 @@ Global___NodePrompt: _TypeAlias = NodePrompt  # noqa: Y015
 
 @_typing.final
 class TokenizeRequest(_message.Message):
+    """What to tokenise, and for which model."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
@@ -115,10 +121,13 @@ class TokenizeRequest(_message.Message):
     model: _builtins.str
     """As in GenerateRequest."""
     text: _builtins.str
+    """As in GenerateRequest."""
     add_special_tokens: _builtins.bool
     """Add the tokenizer's special tokens to `text`. Unset: true. A chat's template brings its own."""
     @_builtins.property
-    def chat(self) -> _generate_pb2.Chat: ...
+    def chat(self) -> _generate_pb2.Chat:
+        """As in GenerateRequest."""
+
     def __init__(
         self,
         *,
@@ -144,6 +153,8 @@ Global___TokenizeRequest: _TypeAlias = TokenizeRequest  # noqa: Y015
 
 @_typing.final
 class TokenizeResponse(_message.Message):
+    """The prompt as the model sees it."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
@@ -152,6 +163,7 @@ class TokenizeResponse(_message.Message):
     token_ids: _builtins.bytes
     """Little-endian uint32."""
     count: _builtins.int
+    """Number of tokens."""
     max_model_len: _builtins.int
     """The model's context length, tokens."""
     def __init__(
@@ -171,6 +183,8 @@ Global___TokenizeResponse: _TypeAlias = TokenizeResponse  # noqa: Y015
 
 @_typing.final
 class DetokenizeRequest(_message.Message):
+    """What to turn back into text."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
@@ -199,10 +213,13 @@ Global___DetokenizeRequest: _TypeAlias = DetokenizeRequest  # noqa: Y015
 
 @_typing.final
 class DetokenizeResponse(_message.Message):
+    """The text."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
+    """Bytes that are no whole character become U+FFFD."""
     def __init__(
         self,
         *,
