@@ -1,1 +1,1 @@
-"""Which node holds which prefix: block keys, the router's mirror, the feeds that fill it, the node's publishers."""
+"""Which node holds which prefix: block keys, the router's mirror, its feeds, the publishers."""
