@@ -1,1 +1,3 @@
-"""A cache node: a paged KV pool, its block manager and scheduler, the model, and the gRPC service over them."""
+"""A cache node: a paged KV pool, its block manager and scheduler, the model, and the gRPC service
+over them.
+"""

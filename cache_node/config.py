@@ -26,7 +26,9 @@ class NodeConfig:
     max_waiting: int = 1024  # requests that wait on this node before it answers RESOURCE_EXHAUSTED
     enable_prefix_caching: bool = True
     threads: int = 1  # compute threads of torch
-    cache_dir: Path | None = None  # where converted models live; None: $KVMESH_CACHE or ~/.cache/kvmesh
+    cache_dir: Path | None = (
+        None  # where converted models live; None: $KVMESH_CACHE or ~/.cache/kvmesh
+    )
     redis_url: str | None = None
     redis_group: str = "kvmesh"
     log_requests: bool = False

@@ -1,4 +1,6 @@
-"""How a request wants its tokens chosen: plain data, shared by the scheduler, the sampler and the service."""
+"""How a request wants its tokens chosen: plain data, shared by the scheduler, the sampler and the
+service.
+"""
 
 from dataclasses import dataclass
 
@@ -27,11 +29,13 @@ class SamplingParams:
 class SampleSpec:
     """How to choose the one token that follows a row of a step.
 
-    The random number of a token depends on (seed, sample_index, position) alone, so batch, preemption and
-    failover change no choice.
+    The random number of a token depends on (seed, sample_index, position) alone, so batch,
+    preemption and failover change no choice.
     """
 
     params: SamplingParams
     position: int  # of the token to be chosen, in the whole sequence
     sample_index: int = 0
-    banned: tuple[int, ...] = ()  # token ids that cannot be chosen now (end of sequence before min_tokens)
+    banned: tuple[
+        int, ...
+    ] = ()  # token ids that cannot be chosen now (end of sequence before min_tokens)

@@ -1,6 +1,7 @@
 """The boundary between scheduler and executor: what one engine step computes, and what came out.
 
-Plain data without torch. Every rank of a parallel group receives the same plan with the same block ids.
+Plain data without torch. Every rank of a parallel group receives the same plan with the same block
+ids.
 """
 
 from collections.abc import Sequence
@@ -27,8 +28,8 @@ class BlockCopy:
 class Row:
     """One sequence's share of a step: a chunk of its prompt, or its newest token.
 
-    The KV of positions [0, start) is in the blocks of `block_table`; the step writes [start, start + len(token_ids)),
-    which the table covers as well.
+    The KV of positions [0, start) is in the blocks of `block_table`; the step writes [start, start
+    + len(token_ids)), which the table covers as well.
     """
 
     token_ids: Sequence[int]
@@ -54,8 +55,9 @@ class StepPlan:
 class Executor(Protocol):
     """Runs plans against the KV pool that it owns. One call at a time, from the engine's thread.
 
-    `run` returns one entry a row, in the plan's order: the chosen token id, or None where nothing was to be chosen.
-    When it returns, the KV of every row has been written. It raises only when the device itself failed.
+    `run` returns one entry a row, in the plan's order: the chosen token id, or None where nothing
+    was to be chosen. When it returns, the KV of every row has been written. It raises only when the
+    device itself failed.
     """
 
     def run(self, plan: StepPlan) -> list[int | None]: ...

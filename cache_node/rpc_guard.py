@@ -1,0 +1,40 @@
+"""Turns what a handler raises into the status that the caller gets; logs what nobody expected,
+once.
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any
+from uuid import uuid4
+
+import grpc
+import structlog
+
+from kvmesh.errors import Code, RequestError, abort
+
+log = structlog.get_logger()
+
+Handler = Callable[[Any, Any, grpc.aio.ServicerContext], Awaitable[Any]]
+
+
+def guarded(handler: Handler) -> Handler:
+    """RequestError becomes its status with details; any other exception INTERNAL with an id that is
+    in the log.
+    """
+
+    @wraps(handler)
+    async def guard(service: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        try:
+            return await handler(service, request, context)
+        except RequestError as error:
+            await abort(context, error)
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            number = uuid4().hex[:12]
+            log.exception("rpc_failed", rpc=handler.__name__, error_id=number)
+            await abort(
+                context, RequestError(Code.INTERNAL, f"internal error {number}, see the log")
+            )
+
+    return guard

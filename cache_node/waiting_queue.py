@@ -1,0 +1,46 @@
+"""Sequences that wait for blocks: by priority, then preempted ones, then by arrival."""
+
+from bisect import insort
+from collections.abc import Iterator
+from itertools import count
+
+from cache_node.sequence import Sequence, State
+
+_Entry = tuple[int, bool, float, int, Sequence]
+
+
+class WaitingQueue:
+    """An ordered list. The first is admitted next; it alone decides whether anything is admitted."""
+
+    def __init__(self) -> None:
+        self._entries: list[_Entry] = []
+        self._ticket = count()
+        self.uncomputed_prompt = 0  # tokens, of all that wait
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (entry[-1] for entry in self._entries)
+
+    def push(self, sequence: Sequence) -> None:
+        fresh = sequence.state is not State.PREEMPTED
+        insort(
+            self._entries,
+            (-sequence.priority, fresh, sequence.arrival, next(self._ticket), sequence),
+        )
+        self.uncomputed_prompt += sequence.uncomputed_prompt
+
+    def first(self) -> Sequence | None:
+        return self._entries[0][-1] if self._entries else None
+
+    def pop_first(self) -> Sequence:
+        sequence = self._entries.pop(0)[-1]
+        self.uncomputed_prompt -= sequence.uncomputed_prompt
+        return sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes `sequence` out wherever it stands. It must be here. O(length)."""
+        place = next(i for i, entry in enumerate(self._entries) if entry[-1] is sequence)
+        del self._entries[place]
+        self.uncomputed_prompt -= sequence.uncomputed_prompt

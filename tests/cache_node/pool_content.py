@@ -1,0 +1,21 @@
+"""Contents for a pool under test."""
+
+from cache_node.block_pool import BlockPool
+from cache_node.key_chain import BlockContent, KeyChain
+
+ROOT = b"r" * 16
+BLOCK = 4
+
+
+def chain(tokens: list[int], block_size: int = BLOCK) -> list[BlockContent]:
+    return list(KeyChain(ROOT, block_size).extend_to(tokens, len(tokens) // block_size))
+
+
+def cached(pool: BlockPool, tokens: list[int]) -> list[int]:
+    """Fills blocks with `tokens`, publishes them and lets them go."""
+    contents = chain(tokens)
+    table = pool.allocate(len(contents))
+    for block, content in zip(table, contents, strict=True):
+        pool.publish(block, content)
+    pool.free(table)
+    return table
