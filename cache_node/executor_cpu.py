@@ -1,0 +1,139 @@
+"""Runs step plans on the CPU, in plain torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cache_node.config import NodeConfig
+from cache_node.kv_layout import KvLayout
+from cache_node.model.llama import LlamaModel, StepInputs
+from cache_node.model.model_config import ModelConfig
+from cache_node.model.source import Progress
+from cache_node.model.weights import Checkpoint
+from cache_node.sampler import sample
+from cache_node.sampling import SampleSpec, SamplingParams
+from cache_node.step_plan import Row, StepPlan
+from kernels.attention import AttentionRow, plan_attention
+from kernels.block_copy import copy_blocks
+from kernels.kv_write import kv_write_index
+
+DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class CpuExecutor:
+    """Owns the KV pool and the model. One call at a time, as `Executor` says."""
+
+    def __init__(self, model: LlamaModel, layout: KvLayout, num_blocks: int) -> None:
+        """`num_blocks` counts the null block."""
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self._model = model
+        self._pool = _make_pool(layout, num_blocks, model.dtype)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self._model.config
+
+    @property
+    def pool(self) -> torch.Tensor:
+        """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]."""
+        return self._pool
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> list[int | None]:
+        sampled = [(i, row.sample) for i, row in enumerate(plan.rows) if row.sample is not None]
+        logits = self.logits(plan, [i for i, _ in sampled])
+        chosen = sample(logits, [spec for _, spec in sampled])
+        tokens: list[int | None] = [None] * len(plan.rows)
+        for (i, _), token in zip(sampled, chosen, strict=True):
+            tokens[i] = token
+        return tokens
+
+    @torch.inference_mode()
+    def logits(self, plan: StepPlan, rows: Sequence[int]) -> torch.Tensor:
+        """Runs the plan's copies and rows, and returns what follows the last token of each of
+        `rows`: [len(rows), vocab_size], float32.
+        """
+        copy_blocks(self._pool, ((copy.source, copy.destination) for copy in plan.copies))
+        ends = np.cumsum([len(row.token_ids) for row in plan.rows])
+        return self._forward(plan.rows, [int(ends[i]) - 1 for i in rows])
+
+    @torch.inference_mode()
+    def prompt_logits(self, row: Row) -> torch.Tensor:
+        """Runs one row and returns the logits after each of its tokens: [tokens, vocab_size],
+        float32.
+        """
+        return self._forward([row], range(len(row.token_ids)))
+
+    def _forward(self, rows: Sequence[Row], logit_tokens: Sequence[int]) -> torch.Tensor:
+        if not rows:
+            return torch.empty(0, self.model_config.vocab_size)
+        return self._model.forward(self._inputs(rows, logit_tokens), self._pool)
+
+    def _inputs(self, rows: Sequence[Row], logit_tokens: Sequence[int]) -> StepInputs:
+        tables, spans = [r.block_table for r in rows], [(r.start, r.end) for r in rows]
+        return StepInputs(
+            token_ids=torch.cat([torch.tensor(list(r.token_ids), dtype=torch.int64) for r in rows]),
+            positions=torch.cat([torch.arange(r.start, r.end) for r in rows]),
+            kv_index=kv_write_index(self._pool, tables, spans),
+            attention=plan_attention(
+                self._pool, [AttentionRow(r.start, r.end, r.block_table) for r in rows]
+            ),
+            logit_tokens=torch.tensor(list(logit_tokens), dtype=torch.int64),
+        )
+
+
+def load_executor(config: NodeConfig, directory: Path, progress: Progress) -> CpuExecutor:
+    """Loads the model in `directory` (see `find_model`) and warms it up, calling `progress` with
+    stages load and warm up.
+
+    Sets the number of torch's threads for the whole process. Raises ValueError when the model is
+    not supported, or `config` and model do not go together.
+    """
+    torch.set_num_threads(config.threads)
+    progress("load", None)
+    model_config = ModelConfig.from_directory(directory)
+    model = LlamaModel(model_config, Checkpoint(directory), _dtype(config.dtype))
+    layout = kv_layout(model_config, config.block_size, model.dtype)
+    blocks = config.num_blocks or layout.num_blocks(config.kv_cache_bytes)
+    executor = CpuExecutor(model, layout, blocks)
+    progress("warm up", None)
+    _warm_up(executor)
+    return executor
+
+
+def kv_layout(model: ModelConfig, block_size: int, dtype: torch.dtype) -> KvLayout:
+    return KvLayout(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        block_size=block_size,
+        dtype=str(dtype).removeprefix("torch."),
+    )
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise ValueError(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _make_pool(layout: KvLayout, num_blocks: int, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros, so that no unused block holds a NaN. numpy's are mapped on first use: an idle pool
+    takes no memory.
+    """
+    shape = layout.pool_shape(num_blocks)
+    raw = np.zeros(layout.bytes_per_block * num_blocks, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
+
+
+def _warm_up(executor: CpuExecutor) -> None:
+    """The first step in a process is many times slower than the next. It scribbles on block 1,
+    which is empty yet.
+    """
+    size, table = executor.layout.block_size, [1]
+    spec = SampleSpec(SamplingParams(temperature=0.0), position=size)
+    for row in (Row([0] * size, 0, table, spec), Row([0], size - 1, table, spec)):
+        executor.run(StepPlan([row]))

@@ -1,0 +1,55 @@
+"""Rotary position embedding (Su et al., arXiv:2104.09864), rotating the two halves of a head."""
+
+import math
+
+import torch
+
+from cache_node.model.model_config import RopeConfig
+
+
+class RopeTable:
+    """Cosines and signed sines of every position, in float32.
+
+    With x = (a, b) split in halves, the rotated head is x · cos + (b, a) · sin, where the table
+    holds −sin in its first half.
+    """
+
+    def __init__(self, config: RopeConfig, head_dim: int, max_positions: int) -> None:
+        angles = torch.outer(
+            torch.arange(max_positions).float(), inverse_frequencies(config, head_dim)
+        )
+        cos, sin = angles.cos(), angles.sin()
+        self._cos = torch.cat((cos, cos), dim=-1)
+        self._sin = torch.cat((-sin, sin), dim=-1)
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin for `positions` [tokens], each [tokens, 1, head_dim]."""
+        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+
+
+def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotates `heads` [tokens, heads, head_dim] (float32) in place."""
+    swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
+    heads.mul_(cos).addcmul_(swapped, sin)
+
+
+def inverse_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
+    """θ^(−2i/d) for i < d/2 [head_dim // 2], float32, scaled as `rope_type` says."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    frequencies = 1.0 / (config.theta**exponents)
+    if config.rope_type == "linear":
+        return frequencies / config.factor
+    if config.rope_type == "llama3":
+        return _llama3(config, frequencies)
+    return frequencies
+
+
+def _llama3(config: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
+    """Llama 3.1's scaling: long waves are stretched by `factor`, short ones kept, those between
+    blended linearly.
+    """
+    wavelengths = 2 * math.pi / frequencies
+    turns = config.original_max_positions / wavelengths
+    low, high = config.low_freq_factor, config.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - kept) * frequencies / config.factor + kept * frequencies
