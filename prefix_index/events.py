@@ -64,8 +64,11 @@ def pack(events: Iterable[Event]) -> bytes:
     """Raises ValueError for a key that is not 16 bytes, or an unknown tier."""
     packed = [bytes((VERSION,))]
     for (kind, tier), run in groupby(events, _kind_and_tier):
-        keys = [event.key for event in run if not isinstance(event, Cleared)]
-        packed.append(_pack_run(kind, tier, keys))
+        if tier is None:
+            packed += [_pack_run(kind, None, ()) for _ in run]
+        else:
+            keys = [event.key for event in run if not isinstance(event, Cleared)]
+            packed.append(_pack_run(kind, tier, keys))
     return b"".join(packed)
 
 

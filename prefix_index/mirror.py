@@ -16,6 +16,7 @@ class _Node:
     epoch: int
     slot: Slot
     sequence: int | None = None  # the state that the slot holds; None before the first snapshot
+    heard: int = 0  # the latest state that a batch told of
     stale: bool = False
 
 
@@ -63,16 +64,17 @@ class Mirror:
         known = self._nodes.get(node)
         if known is None or known.epoch != epoch:
             return True
+        changes = runs(batch.packed)
+        known.heard = max(known.heard, batch.sequence)
         if not batch.snapshot and (known.sequence is None or batch.base > known.sequence):
             known.stale = True
             return False
         if known.sequence is not None and batch.sequence < known.sequence:
             return True
-        changes = runs(batch.packed)
         if batch.snapshot:
             self._forget(node, known)
         self._change(node, known, changes)
-        known.sequence, known.stale = batch.sequence, False
+        known.sequence, known.stale = batch.sequence, batch.sequence < known.heard
         return True
 
     def mark_stale(self, node: str) -> None:
