@@ -4,31 +4,62 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+DTYPES = ("auto", "float32", "bfloat16")
+BLOCK_SIZES = range(1, 129)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """Names and defaults are vLLM's where the meaning is the same."""
+    """Names and defaults are vLLM's where the meaning is the same. Raises ValueError that names the
+    field.
+    """
 
     model: str = DEFAULT_MODEL  # the built-in name, a local directory, or a GGUF file
-    dtype: str = "auto"  # auto | float32 | bfloat16; auto is bfloat16
-    served_model_name: str | None = None
+    dtype: str = "auto"  # of weights, activations and KV; auto is bfloat16
+    served_model_name: str | None = None  # None: the base name of `model`
     node_name: str = "node-0"
     host: str = "127.0.0.1"
-    port: int = 50061
-    metrics_port: int | None = None
+    port: int = 50061  # 0 takes a free one
+    metrics_port: int | None = None  # Prometheus metrics over HTTP; None: none
     block_size: int = 16  # tokens
-    num_blocks: int | None = None  # None: from kv_cache_bytes
+    num_blocks: int | None = None  # with the null block; None: as many as kv_cache_bytes holds
     kv_cache_bytes: int = 1 << 30
-    max_model_len: int | None = None  # None: the model's context length
+    max_model_len: int | None = None  # tokens; None: the model's context length
     max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    max_waiting: int = 1024  # requests that wait on this node before it answers RESOURCE_EXHAUSTED
+    max_num_batched_tokens: int = 2048  # in one step
+    max_waiting: int = 1024  # requests beyond max_num_seqs, then RESOURCE_EXHAUSTED
     enable_prefix_caching: bool = True
-    threads: int = 1  # compute threads of torch
-    cache_dir: Path | None = (
-        None  # where converted models live; None: $KVMESH_CACHE or ~/.cache/kvmesh
-    )
-    redis_url: str | None = None
+    threads: int = 1  # of torch; one less than there are cores, when others share them
+    cache_dir: Path | None = None  # of converted models; None: $KVMESH_CACHE or ~/.cache/kvmesh
+    redis_url: str | None = None  # the shared prefix index; None: only the direct feed
     redis_group: str = "kvmesh"
+    shutdown_grace: float = 30.0  # seconds in which running requests may finish
     log_requests: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: must be one of {', '.join(DTYPES)}, is {self.dtype!r}")
+        if self.block_size not in BLOCK_SIZES:
+            raise ValueError(f"block_size: must be in [1, 128] tokens, is {self.block_size}")
+        for field in ("max_num_seqs", "max_num_batched_tokens", "threads", "kv_cache_bytes"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}: must be at least 1, is {getattr(self, field)}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens: must be at least max_num_seqs ({self.max_num_seqs}), so "
+                f"that every running request finds room in a step, is {self.max_num_batched_tokens}"
+            )
+        if self.num_blocks is not None and self.num_blocks < 2:
+            raise ValueError(
+                f"num_blocks: must be at least 2 (one is the null block), is {self.num_blocks}"
+            )
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ValueError(
+                f"max_model_len: must be at least 2 (a prompt token and one more), "
+                f"is {self.max_model_len}"
+            )
+
+    @property
+    def model_name(self) -> str:
+        """The name that clients use."""
+        return self.served_model_name or Path(self.model).name.removesuffix(".gguf")

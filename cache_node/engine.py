@@ -84,7 +84,7 @@ class Engine:
         return self.call(lambda: self._abort(request_id))
 
     def check_integrity(self) -> Future[tuple[list[str], Load]]:
-        return self.call(lambda: (self._scheduler.check_integrity(), self._load()))
+        return self.call(lambda: (self._scheduler.check_integrity(), self.load()))
 
     def _run(self) -> None:
         try:
@@ -156,7 +156,7 @@ class Engine:
         return deltas
 
     def _report(self, deltas: list[Delta]) -> None:
-        self._deliver(StepOutput(deltas, self._scheduler.pool.drain_events(), self._load()))
+        self._deliver(StepOutput(deltas, self._scheduler.pool.drain_events(), self.load()))
 
     def _submit(self, sequence: Sequence, text: OutputText, router: str, dispatch: int) -> None:
         try:
@@ -177,7 +177,8 @@ class Engine:
     def _stop(self) -> None:
         self._stopping = True
 
-    def _load(self) -> Load:
+    def load(self) -> Load:
+        """Of now. On the engine's thread, or before it starts."""
         scheduler, pool = self._scheduler, self._scheduler.pool
         return Load(
             held_blocks=pool.num_held,

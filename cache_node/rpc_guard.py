@@ -14,7 +14,8 @@ from kvmesh.errors import Code, RequestError, abort
 
 log = structlog.get_logger()
 
-Handler = Callable[[Any, Any, grpc.aio.ServicerContext], Awaitable[Any]]
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler = Callable[[Any, Any, Context], Awaitable[Any]]
 
 
 def guarded(handler: Handler) -> Handler:
@@ -23,7 +24,7 @@ def guarded(handler: Handler) -> Handler:
     """
 
     @wraps(handler)
-    async def guard(service: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def guard(service: Any, request: Any, context: Context) -> Any:
         try:
             return await handler(service, request, context)
         except RequestError as error:

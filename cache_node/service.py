@@ -3,14 +3,14 @@
 import asyncio
 from contextlib import aclosing
 
-import grpc
 import structlog
 
 from cache_node.admission import Admission
+from cache_node.config import NodeConfig
 from cache_node.engine import Engine
 from cache_node.output_stream import OutputStream
 from cache_node.output_text import OutputText
-from cache_node.rpc_guard import guarded
+from cache_node.rpc_guard import Context, guarded
 from cache_node.sequence import Sequence
 from cache_node.state_feed import StateFeed
 from cache_node.step_output import Delta, StepOutput
@@ -25,8 +25,6 @@ FULL_RETRY_AFTER = 1.0  # seconds
 INTERVALS = (0.001, 10.0)  # seconds between two states of a watcher
 DEFAULT_INTERVAL = 0.01
 
-Context = grpc.aio.ServicerContext
-
 
 class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
     """Lives on the event loop; the engine runs beside it. RPCs not overridden here answer
@@ -38,18 +36,22 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
         admission: Admission,
         tokenizer: Tokenizer,
         tokenizer_files: dict[str, bytes],
-        max_open: int,
+        engine: Engine,
+        state: StateFeed,
+        config: NodeConfig,
     ) -> None:
         self._admission = admission
         self._info = admission.info
         self._tokenizer = tokenizer
         self._tokenizer_files = tokenizer_files
-        self._max_open = max_open
+        self._engine = engine
+        self._state = state
+        self._max_open = config.max_num_seqs + config.max_waiting
+        self._log_requests = config.log_requests
         self._streams: dict[str, OutputStream] = {}
-        self._stopped = asyncio.Event()
-        self.engine: Engine
-        self.state: StateFeed
-        self.log_requests = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._stopped = False
 
     def deliver(self, output: StepOutput) -> None:
         """Takes one step's outcome to streams and watchers."""
@@ -57,10 +59,14 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
             stream = self._streams.get(delta.request_id)
             if stream is not None:
                 stream.push(delta)
-        self.state.update(output)
+        self._state.update(output)
 
+    # The streaming handlers write instead of yielding: a generator that is cancelled at a `yield`
+    # runs its `finally` only when it is collected, and its request would go on until then.
     @guarded
-    async def Generate(self, request: pb.NodeGenerateRequest, context: Context) -> None:
+    async def Generate(  # type: ignore[override]
+        self, request: pb.NodeGenerateRequest, context: Context
+    ) -> None:
         key = f"{request.request_id}/{request.attempt}"
         self._check_open(key)
         sequence = self._admission.sequence(key, request)
@@ -70,23 +76,26 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
         )
         text = OutputText(self._tokenizer, sequence.params.stop, skip)
         stream = self._streams[key] = OutputStream()
+        self._idle.clear()
         try:
-            self.engine.submit(sequence, text, request.router_id, request.dispatch_sequence)
+            self._engine.submit(sequence, text, request.router_id, request.dispatch_sequence)
             await context.send_initial_metadata(
                 (("kvmesh-admitted", "1"), ("kvmesh-node", self._info.name))
             )
             await self._send(stream, context)
         finally:
             if stream.ended is None:
-                self.engine.abort(key)
+                self._engine.abort(key)
             del self._streams[key]
+            if not self._streams:
+                self._idle.set()
             self._log(request, sequence)
 
     @guarded
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         keys = [key for key in self._streams if key.rpartition("/")[0] == request.request_id]
         for key in keys:
-            sequence = await asyncio.wrap_future(self.engine.abort(key))
+            sequence = await asyncio.wrap_future(self._engine.abort(key))
             if sequence is not None and key in self._streams:
                 self._streams[key].push(Delta(key, ended=sequence))
         return pb.AbortResponse(found=bool(keys))
@@ -101,7 +110,9 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
         return info
 
     @guarded
-    async def WatchState(self, request: pb.WatchStateRequest, context: Context) -> None:
+    async def WatchState(  # type: ignore[override]
+        self, request: pb.WatchStateRequest, context: Context
+    ) -> None:
         interval = (
             request.interval.ToMicroseconds() / 1e6
             if request.HasField("interval")
@@ -111,7 +122,7 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
             raise invalid(
                 "interval", f"must be in [{INTERVALS[0]}, {INTERVALS[1]}] seconds, is {interval:g}"
             )
-        states = self.state.watch(request.router_id, request.include_events, interval, self._alive)
+        states = self._state.watch(request.router_id, request.include_events, interval, self._alive)
         async with aclosing(states):
             async for state in states:
                 await context.write(state)
@@ -119,14 +130,14 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
     @guarded
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         self.drain(not request.resume)
-        load = self.state.load
+        load = self._state.load
         return pb.DrainResponse(running=load.running, waiting=load.waiting)
 
     @guarded
     async def CheckIntegrity(
         self, request: pb.CheckIntegrityRequest, context: Context
     ) -> pb.CheckIntegrityResponse:
-        violations, load = await asyncio.wrap_future(self.engine.check_integrity())
+        violations, load = await asyncio.wrap_future(self._engine.check_integrity())
         return pb.CheckIntegrityResponse(
             violations=violations,
             free_blocks=load.free_blocks,
@@ -140,22 +151,26 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
         """Requests that have been admitted and have not ended."""
         return len(self._streams)
 
+    async def idle(self) -> None:
+        """Waits until nothing is open."""
+        await self._idle.wait()
+
     def drain(self, draining: bool = True) -> None:
-        self.state.draining = draining
-        self.state.wake()
+        self._state.draining = draining
+        self._state.wake()
 
     def stop(self) -> None:
         """Ends the state streams and fails what still runs, so that the server can close."""
-        self._stopped.set()
+        self._stopped = True
         self.drain()
         for stream in self._streams.values():
             stream.fail(unavailable("the node is shutting down"))
 
     def _alive(self) -> bool:
-        return not self._stopped.is_set()
+        return not self._stopped
 
     def _check_open(self, key: str) -> None:
-        if self.state.draining:
+        if self._state.draining:
             raise unavailable(f"node {self._info.name} is draining and takes no new request")
         if key in self._streams:
             raise RequestError(
@@ -193,7 +208,7 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
         )
 
     def _log(self, request: pb.NodeGenerateRequest, sequence: Sequence) -> None:
-        if self.log_requests:
+        if self._log_requests:
             log.info(
                 "request",
                 request_id=request.request_id,

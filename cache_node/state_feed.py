@@ -1,7 +1,7 @@
 """The node's state as routers watch it: load and block events, on the event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from cache_node.step_output import Load, StepOutput
 from kvmesh.v1 import cache_node_pb2 as pb
@@ -31,13 +31,13 @@ class StateFeed:
 
     async def watch(
         self, router: str, include_events: bool, interval: float, alive: Callable[[], bool]
-    ) -> AsyncIterator[pb.NodeState]:
+    ) -> AsyncGenerator[pb.NodeState, None]:
         """States, the first at once: when something changed, at most every `interval` seconds, and
         as a heartbeat.
         """
         changed = asyncio.Event()
         self._watchers.add(changed)
-        subscription = self.log.subscribe() if include_events else None
+        subscription = self.log.subscribe(changed) if include_events else None
         try:
             while alive():
                 changed.clear()

@@ -10,7 +10,7 @@ _Entry = tuple[int, bool, float, int, Sequence]
 
 
 class WaitingQueue:
-    """An ordered list. The first is admitted next; it alone decides whether anything is admitted."""
+    """An ordered list: the first is admitted next, and nobody before it."""
 
     def __init__(self) -> None:
         self._entries: list[_Entry] = []

@@ -33,7 +33,7 @@ def generate(out: Path) -> None:
         f"--grpc_python_out={out}",
         *(f"--plugin={_script(name)}" for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")),
         f"--mypy_out=quiet:{out}",
-        f"--mypy_grpc_out=quiet:{out}",
+        f"--mypy_grpc_out=quiet,generate_concrete_servicer_stubs:{out}",
         f"--descriptor_set_out={out / DESCRIPTORS.name}",
         *sources,
     ]

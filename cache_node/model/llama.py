@@ -4,21 +4,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch.nn.functional import embedding, rms_norm, silu
 
+from cache_node.model.linear import Linear
 from cache_node.model.model_config import ModelConfig
 from cache_node.model.rope import RopeTable, rotate_
 from cache_node.model.weights import Checkpoint
 from kernels.attention import AttentionPlan, paged_attention
 from kernels.kv_write import kv_write
-
-
-class Linear(NamedTuple):
-    weight: torch.Tensor  # [out, in]
-    bias: torch.Tensor | None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self.weight, self.bias)
 
 
 class LayerWeights(NamedTuple):
@@ -55,11 +48,11 @@ class LlamaModel:
         self._embedding = loader.embedding()
         self._layers = [loader.layer(i) for i in range(config.num_layers)]
         self._norm = loader.norm("model.norm")
-        self._head = self._embedding if config.tied_embeddings else loader.head()
+        self._head = Linear(self._embedding if config.tied_embeddings else loader.head())
         self._rope = RopeTable(config.rope, config.head_dim, config.max_positions)
 
     def forward(self, inputs: StepInputs, pool: torch.Tensor) -> torch.Tensor:
-        """Writes the step's keys and values to `pool`; returns float32 logits [rows, vocab_size]."""
+        """Writes the new keys and values to `pool`; returns logits [rows, vocab_size], float32."""
         config = self.config
         residual = embedding(inputs.token_ids, self._embedding).float()
         cos, sin = self._rope.at(inputs.positions)
@@ -85,7 +78,7 @@ class LlamaModel:
         return layer.down(silu(gate) * up)
 
     def _logits(self, residual: torch.Tensor) -> torch.Tensor:
-        return linear(self._normed(residual, self._norm), self._head).float()
+        return self._head(self._normed(residual, self._norm)).float()
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, weight.shape, weight, self.config.rms_norm_eps).to(self.dtype)
@@ -134,7 +127,7 @@ class _Loader:
             for name, outputs in parts
         ]
         if not has_bias:
-            return Linear(torch.cat(weights), None)
+            return Linear(torch.cat(weights))
         biases = [
             self._checkpoint.tensor(f"{name}.bias", (outputs,), self._dtype)
             for name, outputs in parts

@@ -85,10 +85,9 @@ class CacheNodeAsyncStub(CacheNodeStub):
     CheckIntegrity: _aio.UnaryUnaryMultiCallable[_cache_node_pb2.CheckIntegrityRequest, _cache_node_pb2.CheckIntegrityResponse]  # type: ignore[assignment]
     """Proves the block manager's invariants between two steps."""
 
-class CacheNodeServicer(metaclass=_abc_1.ABCMeta):
+class CacheNodeServicer:
     """What a node does for its routers, its operators and other nodes."""
 
-    @_abc_1.abstractmethod
     def Generate(
         self,
         request: _cache_node_pb2.NodeGenerateRequest,
@@ -98,7 +97,6 @@ class CacheNodeServicer(metaclass=_abc_1.ABCMeta):
         does not answers RESOURCE_EXHAUSTED before any metadata, and the router tries another.
         """
 
-    @_abc_1.abstractmethod
     def Abort(
         self,
         request: _cache_node_pb2.AbortRequest,
@@ -106,7 +104,6 @@ class CacheNodeServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_cache_node_pb2.AbortResponse, _abc.Awaitable[_cache_node_pb2.AbortResponse]]:
         """Ends a request wherever it is. Idempotent: an unknown id is not an error."""
 
-    @_abc_1.abstractmethod
     def Info(
         self,
         request: _cache_node_pb2.InfoRequest,
@@ -114,7 +111,6 @@ class CacheNodeServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_cache_node_pb2.NodeInfo, _abc.Awaitable[_cache_node_pb2.NodeInfo]]:
         """What the node is: model, sizes, tokenizer files. Constant for an epoch."""
 
-    @_abc_1.abstractmethod
     def WatchState(
         self,
         request: _cache_node_pb2.WatchStateRequest,
@@ -124,7 +120,6 @@ class CacheNodeServicer(metaclass=_abc_1.ABCMeta):
         proof of life: when it breaks, the node counts as down.
         """
 
-    @_abc_1.abstractmethod
     def ExportBlocks(
         self,
         request: _cache_node_pb2.ExportBlocksRequest,
@@ -132,7 +127,6 @@ class CacheNodeServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_cache_node_pb2.BlockData], _abc.AsyncIterator[_cache_node_pb2.BlockData]]:
         """Reads blocks by key from this node. UNIMPLEMENTED today."""
 
-    @_abc_1.abstractmethod
     def PullBlocks(
         self,
         request: _cache_node_pb2.PullBlocksRequest,
@@ -140,7 +134,6 @@ class CacheNodeServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_cache_node_pb2.PullBlocksResponse, _abc.Awaitable[_cache_node_pb2.PullBlocksResponse]]:
         """Tells this node to fetch blocks from another. UNIMPLEMENTED today."""
 
-    @_abc_1.abstractmethod
     def Pin(
         self,
         request: _cache_node_pb2.PinRequest,
@@ -148,7 +141,6 @@ class CacheNodeServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_cache_node_pb2.PinResponse, _abc.Awaitable[_cache_node_pb2.PinResponse]]:
         """Keeps cached blocks from being reused, or lets them go. UNIMPLEMENTED today."""
 
-    @_abc_1.abstractmethod
     def Drain(
         self,
         request: _cache_node_pb2.DrainRequest,
@@ -156,7 +148,6 @@ class CacheNodeServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_cache_node_pb2.DrainResponse, _abc.Awaitable[_cache_node_pb2.DrainResponse]]:
         """Takes no new request from now on; running ones finish. Idempotent."""
 
-    @_abc_1.abstractmethod
     def CheckIntegrity(
         self,
         request: _cache_node_pb2.CheckIntegrityRequest,

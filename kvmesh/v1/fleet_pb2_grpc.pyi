@@ -64,10 +64,9 @@ class FleetAsyncStub(FleetStub):
     ClearCache: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ClearCacheRequest, _fleet_pb2.ClearCacheResponse]  # type: ignore[assignment]
     """Forgets all cached blocks that no request uses. UNIMPLEMENTED today."""
 
-class FleetServicer(metaclass=_abc_1.ABCMeta):
+class FleetServicer:
     """What a router does for its operators."""
 
-    @_abc_1.abstractmethod
     def ListNodes(
         self,
         request: _fleet_pb2.ListNodesRequest,
@@ -75,7 +74,6 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_fleet_pb2.ListNodesResponse, _abc.Awaitable[_fleet_pb2.ListNodesResponse]]:
         """All nodes that the router knows, with what it knows of them."""
 
-    @_abc_1.abstractmethod
     def Explain(
         self,
         request: _fleet_pb2.ExplainRequest,
@@ -83,7 +81,6 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_fleet_pb2.ExplainResponse, _abc.Awaitable[_fleet_pb2.ExplainResponse]]:
         """Where would this prompt go now, and why? Reserves nothing."""
 
-    @_abc_1.abstractmethod
     def Drain(
         self,
         request: _fleet_pb2.FleetDrainRequest,
@@ -91,7 +88,6 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_fleet_pb2.FleetDrainResponse, _abc.Awaitable[_fleet_pb2.FleetDrainResponse]]:
         """Stops new work on a node and lets the old finish. NOT_FOUND for an unknown node. UNIMPLEMENTED today."""
 
-    @_abc_1.abstractmethod
     def PinPrefix(
         self,
         request: _fleet_pb2.PinPrefixRequest,
@@ -99,7 +95,6 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_fleet_pb2.PinPrefixResponse, _abc.Awaitable[_fleet_pb2.PinPrefixResponse]]:
         """Keeps a prefix in the cache of the fleet. UNIMPLEMENTED today."""
 
-    @_abc_1.abstractmethod
     def UnpinPrefix(
         self,
         request: _fleet_pb2.UnpinPrefixRequest,
@@ -107,7 +102,6 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_fleet_pb2.UnpinPrefixResponse, _abc.Awaitable[_fleet_pb2.UnpinPrefixResponse]]:
         """Gives a pinned prefix back to the cache's own judgement. UNIMPLEMENTED today."""
 
-    @_abc_1.abstractmethod
     def ClearCache(
         self,
         request: _fleet_pb2.ClearCacheRequest,

@@ -73,7 +73,7 @@ class InferenceAsyncStub(InferenceStub):
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
     """The text of token ids."""
 
-class InferenceServicer(metaclass=_abc_1.ABCMeta):
+class InferenceServicer:
     """Errors of every call, as status code with google.rpc details:
       INVALID_ARGUMENT    a field is wrong; BadRequest names it, its bound and what to do
       RESOURCE_EXHAUSTED  the fleet is full; RetryInfo says when to come back
@@ -82,7 +82,6 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
       DEADLINE_EXCEEDED, CANCELLED   as the client asked; everything held is released
     """
 
-    @_abc_1.abstractmethod
     def Generate(
         self,
         request: _generate_pb2.GenerateRequest,
@@ -90,7 +89,6 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_generate_pb2.GenerateResponse], _abc.AsyncIterator[_generate_pb2.GenerateResponse]]:
         """Generates from a prompt, and streams tokens as they come."""
 
-    @_abc_1.abstractmethod
     def Route(
         self,
         request: _inference_pb2.RouteRequest,
@@ -100,7 +98,6 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         node. UNIMPLEMENTED today.
         """
 
-    @_abc_1.abstractmethod
     def Tokenize(
         self,
         request: _inference_pb2.TokenizeRequest,
@@ -108,7 +105,6 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_inference_pb2.TokenizeResponse, _abc.Awaitable[_inference_pb2.TokenizeResponse]]:
         """Renders and tokenises a prompt exactly as Generate would."""
 
-    @_abc_1.abstractmethod
     def Detokenize(
         self,
         request: _inference_pb2.DetokenizeRequest,

@@ -1,7 +1,8 @@
-"""A node without torch: the real pool and scheduler, and a model that reads tokens back through the block table.
+"""A node without torch: the real pool and scheduler, and a model that reads tokens back through the
+block table.
 
-The mock model's "KV" is the token itself, kept per block and slot. The next token is a hash of everything that the table
-shows, so that one wrong, stale or unwritten block changes the output.
+The mock model's "KV" is the token itself, kept per block and slot. The next token is a hash of
+everything that the table shows, so that one wrong, stale or unwritten block changes the output.
 """
 
 import random

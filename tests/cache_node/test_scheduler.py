@@ -53,10 +53,10 @@ def test_end_of_sequence_and_stop_tokens_end_a_request():
 
 def test_a_prefix_is_computed_once_and_shared():
     node = MockNode()
-    first = node.generate(tokens(16) + [7, 8], 4)
-    again = node.generate(tokens(16) + [9], 4)
+    first = node.generate([*tokens(16), 7, 8], 4)
+    again = node.generate([*tokens(16), 9], 4)
     assert (first.cached_tokens, again.cached_tokens) == (0, 16)
-    assert again.output == reference(tokens(16) + [9], 4)
+    assert again.output == reference([*tokens(16), 9], 4)
     assert (node.scheduler.queried_tokens, node.scheduler.hit_tokens) == (35, 16)
 
 

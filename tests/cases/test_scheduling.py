@@ -111,10 +111,10 @@ def test_c1_a_prompt_aborted_during_prefill_leaves_only_computed_blocks():
 
 def test_c2_two_requests_with_one_new_prefix_in_one_step():
     node = MockNode()
-    pair = [node.submit(tokens(16) + [i], 6) for i in range(2)]
+    pair = [node.submit([*tokens(16), i], 6) for i in range(2)]
     node.run()
     for i, sequence in enumerate(pair):
-        assert sequence.output == reference(tokens(16) + [i], 6)
+        assert sequence.output == reference([*tokens(16), i], 6)
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 4])
@@ -141,7 +141,7 @@ def test_c5_hits_are_looked_up_again_at_every_try():
 def test_e4_a_hit_that_leaves_less_than_a_chunk_makes_no_empty_chunk():
     node = MockNode(max_num_batched_tokens=8)
     node.generate(tokens(16), 1)
-    node.generate(tokens(16) + [3], 1)
+    node.generate([*tokens(16), 3], 1)
     assert all(row.token_ids for plan in node.executor.plans for row in plan.rows)
 
 

@@ -1,0 +1,73 @@
+"""What the node tells of itself: the part of its state that is constant for an epoch."""
+
+import time
+
+from cache_node.config import NodeConfig
+from cache_node.executor_cpu import CpuExecutor
+from kvmesh import __version__
+from kvmesh.tokenizer import Tokenizer
+from kvmesh.v1 import cache_node_pb2 as pb
+from prefix_index.keys import SCHEME_VERSION
+
+LAYOUT = "block-layer-kv-head-slot-element"
+
+
+def new_epoch() -> int:
+    """Larger at each start of the process: milliseconds of the wall clock."""
+    return time.time_ns() // 1_000_000
+
+
+def node_info(
+    config: NodeConfig, executor: CpuExecutor, fingerprint: bytes, tokenizer: Tokenizer
+) -> pb.NodeInfo:
+    """Without the tokenizer files.
+
+    Raises ValueError when one sequence of max_model_len does not fit the pool: such a node would
+    preempt that sequence for itself for ever.
+    """
+    layout, model = executor.layout, executor.model_config
+    max_model_len = _max_model_len(config, model.max_positions)
+    usable = executor.num_blocks - 1
+    needed = layout.blocks_for(max_model_len)
+    if needed > usable:
+        raise ValueError(
+            f"max_model_len: {max_model_len} tokens need {needed} blocks, the pool has {usable}; "
+            f"lower it to {usable * layout.block_size}, or give the pool "
+            f"{(needed + 1) * layout.bytes_per_block} bytes"
+        )
+    return pb.NodeInfo(
+        name=config.node_name,
+        epoch=new_epoch(),
+        model=config.model_name,
+        model_fingerprint=fingerprint,
+        key_scheme=pb.KeyScheme(
+            version=SCHEME_VERSION,
+            block_size=layout.block_size,
+            # The KV's bytes depend on the model's dtype: nodes of another one share no block.
+            kv_cache_dtype=f"auto/{layout.dtype}",
+            layout=LAYOUT,
+        ),
+        max_model_len=max_model_len,
+        num_blocks=usable,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        vocab_size=model.vocab_size,
+        kv_bytes_per_token=layout.bytes_per_token,
+        eos_token_ids=tokenizer.eos_token_ids,
+        version=__version__,
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
+        device="cpu",
+        dtype=layout.dtype,
+    )
+
+
+def _max_model_len(config: NodeConfig, context: int) -> int:
+    if config.max_model_len is None:
+        return context
+    if config.max_model_len > context:
+        raise ValueError(
+            f"max_model_len: must be at most the model's context of {context} tokens, "
+            f"is {config.max_model_len}"
+        )
+    return config.max_model_len
