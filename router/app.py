@@ -1,0 +1,147 @@
+"""Wires one router: every part is made here, once, and stopped here."""
+
+import asyncio
+import random
+import time
+import uuid
+from typing import Any
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from router.admission import Admission
+from router.config import RouterConfig
+from router.core import RouterCore
+from router.dispatch import Dispatcher
+from router.fleet import Fleet
+from router.fleet_view import FleetView
+from router.grpc_front import FLEET, INFERENCE, SERVER_OPTIONS, FleetFront, InferenceFront
+from router.http_front import HttpFront
+from router.index import Index
+from router.ledger import Ledger
+from router.metrics import RouterMetrics
+from router.placement import Placement
+from router.prompt import PromptReader
+from router.registry import Registry
+from router.silence import SilenceDetector
+from router.watcher import Watcher
+
+log = structlog.get_logger("router")
+
+SILENCE_PERIOD = 0.1  # seconds between two checks for silent nodes
+
+# Not part of how a stream ends: what is cancelled at shutdown may need this long to say so.
+CANCEL_GRACE = 1.0
+
+
+class RouterApp:
+    """A running router. `start`, then `stop` once; both on the same event loop.
+
+    `http_port` and `grpc_port` are the real ones once it has started.
+    """
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+        self.ledger = Ledger()
+        self.admission = Admission(config.max_in_flight)
+        self.metrics = RouterMetrics()
+        self._fleet = Fleet()
+        self._index = Index(config.redis_url, config.redis_group)
+        self._registry = Registry(config.nodes)
+        self._reader = PromptReader(config.tokenizer_threads)
+        self._router_id = uuid.uuid4().hex
+        self.view = FleetView(self._registry, self.ledger, self._index)
+        self._core = self._make_core()
+        self._grpc = grpc.aio.server(options=SERVER_OPTIONS)
+        self._http = HttpFront(self._core, self.view, config)
+        self._health = health.aio.HealthServicer()
+        self._silence = SilenceDetector(config.node_silence, SILENCE_PERIOD)
+        self._tasks: list[asyncio.Task[Any]] = []
+        self.grpc_port = self.http_port = 0
+
+    def _make_core(self) -> RouterCore:
+        policy, rng = self._config.policy, random.Random()
+        placement = Placement(self._registry, self._index, self.ledger, policy, rng)
+        dispatcher = Dispatcher(placement, self.ledger, self._router_id, self.metrics)
+        self.metrics.watch(self._registry, self._index)
+        return RouterCore(
+            self._fleet,
+            self._registry,
+            self.admission,
+            self._reader,
+            placement,
+            dispatcher,
+            self.metrics,
+            request_timeout=self._config.request_timeout,
+            log_requests=self._config.log_requests,
+        )
+
+    async def start(self) -> None:
+        """Serves from here on, with UNAVAILABLE until a node is up. Raises OSError when a port is
+        taken.
+        """
+        self._registry.on_change(self._show_health)
+        await self._start_grpc()
+        self.http_port = await self._http.start()
+        self._spawn(self._index.run(), "index")
+        self._spawn(self._check_silence(), "silence")
+        for node in self._registry.nodes:
+            watcher = Watcher(
+                node, self._registry, self._fleet, self._index, self._silence, self._router_id
+            )
+            self._spawn(watcher.run(), f"watch {node.address}")
+
+    async def stop(self) -> None:
+        """Takes no new request, lets running ones finish within the grace, then cancels them."""
+        grace = self._config.shutdown_grace
+        await self._health.enter_graceful_shutdown()
+        await asyncio.gather(self._grpc.stop(grace), self._http.stop(grace))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._registry.close()
+        self._reader.close()
+
+    def _spawn(self, work: Any, name: str) -> None:
+        self._tasks.append(asyncio.create_task(work, name=name))
+
+    async def _start_grpc(self) -> None:
+        limit = self._config.max_request_bytes
+        services = {
+            INFERENCE: InferenceFront(self._core, limit).handlers(),
+            FLEET: FleetFront(self._core, self.view, limit).handlers(),
+        }
+        for name, handlers in services.items():
+            handler = grpc.method_handlers_generic_handler(name, handlers)
+            self._grpc.add_generic_rpc_handlers((handler,))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        names = (INFERENCE, FLEET, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._grpc)
+        await self._set_health()
+        address = f"{self._config.grpc_host}:{self._config.grpc_port}"
+        try:
+            self.grpc_port = self._grpc.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(f"grpc_port: cannot listen on {address}, choose another") from error
+        await self._grpc.start()
+
+    def _show_health(self) -> None:
+        self._spawn_once(self._set_health())
+
+    def _spawn_once(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.append(task)
+        task.add_done_callback(self._tasks.remove)
+
+    async def _set_health(self) -> None:
+        serving = self.view.serving
+        status = health_pb2.HealthCheckResponse
+        for service in ("", INFERENCE, FLEET):
+            await self._health.set(service, status.SERVING if serving else status.NOT_SERVING)
+
+    async def _check_silence(self) -> None:
+        while True:
+            self._silence.check(time.monotonic())
+            await asyncio.sleep(SILENCE_PERIOD)

@@ -1,0 +1,40 @@
+"""The router's configuration: one frozen object, built at the edge by the command line."""
+
+from dataclasses import dataclass
+
+POLICIES = ("prefix-aware", "least-loaded", "round-robin", "random")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """Times are in seconds, sizes in bytes. Raises ValueError that names the field."""
+
+    nodes: tuple[str, ...]  # host:port of each cache node
+    http_host: str = "127.0.0.1"
+    http_port: int = 8000  # 0 takes a free one
+    grpc_host: str = "127.0.0.1"
+    grpc_port: int = 50051  # 0 takes a free one
+    redis_url: str | None = None  # None: the index is fed by the nodes' state streams
+    redis_group: str = "kvmesh"
+    policy: str = "prefix-aware"
+    max_request_bytes: int = 4 << 20  # a larger request is refused unread
+    max_in_flight: int = 1024  # requests; more get RESOURCE_EXHAUSTED
+    tokenizer_threads: int = 2
+    request_timeout: float = 3600.0  # for a client that sets no deadline of its own
+    node_silence: float = 2.0  # a node that has sent no state for so long is down
+    shutdown_grace: float = 30.0  # running streams may finish for so long
+    log_requests: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise ValueError("nodes: must name at least one node as host:port")
+        if len(set(self.nodes)) != len(self.nodes):
+            raise ValueError("nodes: must be different from each other")
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy: must be one of {', '.join(POLICIES)}, is {self.policy!r}")
+        for field in ("max_request_bytes", "max_in_flight", "tokenizer_threads"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}: must be at least 1, is {getattr(self, field)}")
+        for field in ("request_timeout", "node_silence"):
+            if not getattr(self, field) > 0:
+                raise ValueError(f"{field}: must be above 0 seconds, is {getattr(self, field)}")

@@ -1,0 +1,82 @@
+"""OpenAI's two generating endpoints, as ASGI applications."""
+
+from collections.abc import AsyncIterator
+
+from starlette.types import Receive, Scope, Send
+
+from router.answer import Answer
+from router.core import Caller, RouterCore
+from router.exchange import Exchange
+from router.http_errors import as_request_error
+from router.http_io import parse_body, read_body, until_gone
+from router.openai_answers import DONE, AnswerForm, Transcript, event
+from router.openai_requests import ChatBody, CompletionBody
+
+# A browser's or a proxy's headers are not for the node; the trace that a request belongs to is.
+_TO_NODE = ("traceparent", "tracestate")
+
+
+class GenerationEndpoint:
+    """POST /v1/completions or /v1/chat/completions. A client that leaves ends the node's work."""
+
+    def __init__(
+        self, core: RouterCore, kind: type[CompletionBody] | type[ChatBody], max_bytes: int
+    ) -> None:
+        self._core = core
+        self._kind = kind
+        self._max_bytes = max_bytes
+        self._chat = kind is ChatBody
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        try:
+            body = parse_body(await read_body(exchange.request, self._max_bytes), self._kind)
+            await until_gone(receive, self._answer(body, exchange))
+        except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
+            await exchange.fail(as_request_error(error))
+
+    async def _answer(self, body: CompletionBody | ChatBody, exchange: Exchange) -> None:
+        headers = exchange.request.headers
+        request = body.to_request(headers.get("x-request-id", ""))
+        metadata = [(name, headers[name]) for name in _TO_NODE if name in headers]
+        endpoint = "chat" if self._chat else "completions"
+        async with self._core.generate(request, Caller(endpoint, metadata)) as answer:
+            ttft_us = exchange.elapsed_us()
+            model = self._core.fleet.model.name
+            form = AnswerForm(chat=self._chat, model=model, request_id=answer.report.request_id)
+            if body.streams:
+                await exchange.start_stream(answer)
+                await self._stream(answer, form, ttft_us, body.wants_usage, exchange)
+            else:
+                await self._whole(answer, form, ttft_us, exchange)
+
+    async def _whole(
+        self, answer: Answer, form: AnswerForm, ttft_us: int, exchange: Exchange
+    ) -> None:
+        transcript = Transcript(answer.report)
+        text = "".join([piece async for piece in _pieces(answer, transcript)])
+        transcript.summary = await answer.summary()
+        await exchange.send_json(form.whole(text, transcript, ttft_us), answer)
+
+    async def _stream(
+        self,
+        answer: Answer,
+        form: AnswerForm,
+        ttft_us: int,
+        with_usage: bool,
+        exchange: Exchange,
+    ) -> None:
+        """The finish reason is held back until the node has said that all is well."""
+        transcript = Transcript(answer.report)
+        await exchange.write(b"".join(map(event, form.opening())))
+        async for text in _pieces(answer, transcript):
+            if text:
+                await exchange.write(event(form.piece(text)))
+        transcript.summary = await answer.summary()
+        closing = form.closing(transcript, ttft_us, with_usage=with_usage)
+        await exchange.end(b"".join(map(event, closing)) + DONE)
+
+
+async def _pieces(answer: Answer, transcript: Transcript) -> AsyncIterator[str]:
+    while (frame := await answer.read()) is not None:
+        yield transcript.read(frame)

@@ -1,0 +1,157 @@
+"""The router's gRPC services. Requests come as raw bytes and answers leave as such: parsing is the
+router's choice.
+"""
+
+import functools
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import structlog
+from google.protobuf.message import Message
+
+from kvmesh.errors import Code, RequestError, abort
+from kvmesh.v1 import fleet_pb2, inference_pb2
+from kvmesh.v1 import generate_pb2 as pb
+from router.answer import NodeError
+from router.core import Caller, RouterCore
+from router.fleet_view import FleetView
+from router.node import WINDOW_BYTES
+from router.wire import parse
+
+log = structlog.get_logger("router")
+
+T = TypeVar("T")
+Context = grpc.aio.ServicerContext[bytes, bytes]
+Handler = Callable[[bytes, Context], Awaitable[T]]
+
+SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", 64 << 20),  # our own limit is lower and says more
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+    ("grpc.http2.write_buffer_size", WINDOW_BYTES),
+    # Let clients ping as often as a load balancer's idle limit may need.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+)
+
+INFERENCE, FLEET = "kvmesh.v1.Inference", "kvmesh.v1.Fleet"
+
+
+def guarded(handler: Callable[[Any, bytes, Context], Awaitable[T]]) -> Any:
+    """No exception reaches grpc, which would answer UNKNOWN: it becomes a status with details, or
+    INTERNAL with an id.
+    """
+
+    @functools.wraps(handler)
+    async def run(self: Any, raw: bytes, context: Context) -> T:
+        try:
+            return await handler(self, raw, context)
+        except NodeError as error:
+            failure: RequestError = error
+        except RequestError as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001  # whatever it is, the client gets a status
+            failure = internal(error)
+        await _end(context, failure)
+
+    return run
+
+
+def internal(error: Exception) -> RequestError:
+    """INTERNAL that names a log line instead of telling the client about our insides."""
+    error_id = uuid.uuid4().hex[:12]
+    log.error("internal", error_id=error_id, exc_info=error)
+    return RequestError(Code.INTERNAL, f"internal error {error_id}, see the router's log")
+
+
+async def _end(context: Context, error: RequestError) -> NoReturn:
+    if isinstance(error, NodeError):
+        await context.abort(error.code, error.message, tuple(error.trailing_metadata))
+    await abort(context, error)
+
+
+class InferenceFront:
+    """kvmesh.v1.Inference."""
+
+    def __init__(self, core: RouterCore, max_request_bytes: int) -> None:
+        self._core = core
+        self._max = max_request_bytes
+
+    def handlers(self) -> dict[str, Any]:
+        return {
+            "Generate": grpc.unary_stream_rpc_method_handler(self.generate),
+            "Route": grpc.unary_unary_rpc_method_handler(self.route),
+            "Tokenize": grpc.unary_unary_rpc_method_handler(self.tokenize),
+            "Detokenize": grpc.unary_unary_rpc_method_handler(self.detokenize),
+        }
+
+    @guarded
+    async def generate(self, raw: bytes, context: Context) -> None:
+        request = parse(raw, pb.GenerateRequest, self._max)
+        caller = Caller("generate", context.invocation_metadata() or (), context.time_remaining())
+        async with self._core.generate(request, caller) as answer:
+            await context.send_initial_metadata(tuple(await answer.initial_metadata()))
+            while (frame := await answer.read()) is not None:
+                await context.write(frame)
+            context.set_trailing_metadata(tuple(await answer.trailing_metadata()))
+
+    @guarded
+    async def route(self, _raw: bytes, _context: Context) -> bytes:
+        raise unserved("Route", "call Generate instead")
+
+    @guarded
+    async def tokenize(self, raw: bytes, _context: Context) -> bytes:
+        request = parse(raw, inference_pb2.TokenizeRequest, self._max)
+        return _serialized(await self._core.tokenize(request))
+
+    @guarded
+    async def detokenize(self, raw: bytes, _context: Context) -> bytes:
+        request = parse(raw, inference_pb2.DetokenizeRequest, self._max)
+        text = await self._core.detokenize(request)
+        return _serialized(inference_pb2.DetokenizeResponse(text=text))
+
+
+class FleetFront:
+    """kvmesh.v1.Fleet."""
+
+    def __init__(self, core: RouterCore, view: FleetView, max_request_bytes: int) -> None:
+        self._core = core
+        self._view = view
+        self._max = max_request_bytes
+
+    def handlers(self) -> dict[str, Any]:
+        served = {"ListNodes": self.list_nodes, "Explain": self.explain}
+        later = {name: _later(name) for name in ("Drain", "PinPrefix", "UnpinPrefix", "ClearCache")}
+        return {
+            name: grpc.unary_unary_rpc_method_handler(handler)
+            for name, handler in (served | later).items()
+        }
+
+    @guarded
+    async def list_nodes(self, raw: bytes, _context: Context) -> bytes:
+        parse(raw, fleet_pb2.ListNodesRequest, self._max)
+        return _serialized(fleet_pb2.ListNodesResponse(nodes=self._view.nodes()))
+
+    @guarded
+    async def explain(self, raw: bytes, _context: Context) -> bytes:
+        request = parse(raw, fleet_pb2.ExplainRequest, self._max).request
+        route = await self._core.explain(request)
+        return _serialized(fleet_pb2.ExplainResponse(route=route))
+
+
+def unserved(method: str, instead: str) -> RequestError:
+    return RequestError(Code.UNIMPLEMENTED, f"{method} is not served by this version, {instead}")
+
+
+def _later(name: str) -> Handler[bytes]:
+    async def handler(_raw: bytes, context: Context) -> bytes:
+        await abort(context, unserved(name, "see the protos for what is"))
+
+    return handler
+
+
+def _serialized(message: Message) -> bytes:
+    return message.SerializeToString()

@@ -1,0 +1,135 @@
+"""What this router has dispatched and not yet seen the end of, per node. Plain Python.
+
+    reserve ──▶ held, prefilling ──prefilled──▶ held ──release──▶ gone
+                       └────────────────release──────────────────▶ gone
+
+A node reports its load together with the last dispatch that is counted in it, so the router adds
+only what it has sent after that one, and nothing is counted twice.
+"""
+
+from dataclasses import dataclass, field
+
+from kvmesh.errors import Code, RequestError
+
+Key = tuple[str, int]
+"""Request id and attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """One dispatch. It has one owner, who releases it; releasing twice is the same as once."""
+
+    request_id: str
+    attempt: int
+    node: str
+    sequence: int  # the router's count of dispatches to the node
+    prefill_tokens: int  # prompt tokens that the node is expected to compute
+    blocks: int  # that the node is expected to hold at most
+
+    @property
+    def key(self) -> Key:
+        return self.request_id, self.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """What was dispatched to a node after the dispatch that its last report counts."""
+
+    requests: int
+    prefill_tokens: int
+    blocks: int
+
+
+@dataclass(slots=True)
+class _Account:
+    sequence: int = 0
+    held: dict[Key, Reservation] = field(default_factory=dict)
+    prefilling: dict[Key, Reservation] = field(default_factory=dict)
+
+
+class Ledger:
+    """The accounts of all nodes, by name. Counts are sizes of what is held: they cannot drift or go
+    below zero.
+    """
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, _Account] = {}
+        self._requests: set[str] = set()
+
+    def reserve(
+        self, request_id: str, attempt: int, node: str, *, prefill_tokens: int, blocks: int
+    ) -> Reservation:
+        """Raises ALREADY_EXISTS while another dispatch of the request id is held."""
+        if request_id in self._requests:
+            raise RequestError(
+                Code.ALREADY_EXISTS,
+                f"request_id: {request_id} is in flight, use another",
+                field="request_id",
+            )
+        account = self._accounts.setdefault(node, _Account())
+        account.sequence += 1
+        reservation = Reservation(
+            request_id, attempt, node, account.sequence, prefill_tokens, blocks
+        )
+        self._requests.add(request_id)
+        account.held[reservation.key] = account.prefilling[reservation.key] = reservation
+        return reservation
+
+    def prefilled(self, reservation: Reservation) -> None:
+        """The first token is there: the prompt weighs on the node no more. Idempotent."""
+        account = self._accounts[reservation.node]
+        if account.prefilling.get(reservation.key) is reservation:
+            del account.prefilling[reservation.key]
+
+    def release(self, reservation: Reservation) -> None:
+        """Idempotent: a second release touches neither the next attempt nor the next request of the
+        same id.
+        """
+        account = self._accounts[reservation.node]
+        if account.held.get(reservation.key) is reservation:
+            self.prefilled(reservation)
+            del account.held[reservation.key]
+            self._requests.remove(reservation.request_id)
+
+    def in_flight(self, node: str) -> int:
+        return len(self._accounts[node].held) if node in self._accounts else 0
+
+    def prefilling_tokens(self, node: str) -> int:
+        if node not in self._accounts:
+            return 0
+        return sum(each.prefill_tokens for each in self._accounts[node].prefilling.values())
+
+    def unseen(self, node: str, last_sequence: int) -> Unseen:
+        """What a report that counts dispatches up to `last_sequence` leaves out."""
+        account = self._accounts.get(node)
+        if account is None:
+            return Unseen(0, 0, 0)
+        held = _after(account.held, last_sequence)
+        prefilling = _after(account.prefilling, last_sequence)
+        return Unseen(
+            requests=len(held),
+            prefill_tokens=sum(each.prefill_tokens for each in prefilling),
+            blocks=sum(each.blocks for each in held),
+        )
+
+    @property
+    def idle(self) -> bool:
+        return not any(account.held for account in self._accounts.values())
+
+    def check_integrity(self) -> None:
+        """Asserts that what prefills is held, and that each request is held once."""
+        held = [each for account in self._accounts.values() for each in account.held.values()]
+        assert self._requests == {each.request_id for each in held}
+        assert len(self._requests) == len(held)
+        for account in self._accounts.values():
+            assert account.prefilling.keys() <= account.held.keys()
+
+
+def _after(reservations: dict[Key, Reservation], sequence: int) -> list[Reservation]:
+    """The newest ones, without a walk over all: a dict keeps the order of dispatch."""
+    newest = []
+    for each in reversed(reservations.values()):
+        if each.sequence <= sequence:
+            break
+        newest.append(each)
+    return newest

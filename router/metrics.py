@@ -1,0 +1,151 @@
+"""What the router tells Prometheus. Nothing here may break a request: an error is logged once and
+counted no further.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Concatenate, ParamSpec
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvmesh.errors import Code
+from kvmesh.v1 import fleet_pb2
+from kvmesh.v1 import generate_pb2 as pb
+from router.index import Index
+from router.node import Health
+from router.policy import Choice
+from router.prompt import Prompt
+from router.registry import Registry
+
+log = structlog.get_logger("router")
+
+_STAGE = (10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 0.1, 0.5)
+_TTFT = (1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+P = ParamSpec("P")
+
+
+def _harmless(
+    method: Callable[Concatenate["RouterMetrics", P], None],
+) -> Callable[Concatenate["RouterMetrics", P], None]:
+    @functools.wraps(method)
+    def guarded(self: "RouterMetrics", /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001  # see the head of this file
+            self.report_once(error)
+
+    return guarded
+
+
+class RouterMetrics:
+    """One set per router, in its own registry. Times are in seconds, as Prometheus wants them;
+    labels are bounded.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._broken = False
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"kvmesh_router_{name}", text, labels, registry=self.registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(
+                f"kvmesh_router_{name}_seconds", text, buckets=buckets, registry=self.registry
+            )
+
+        self._requests = counter("requests", "Requests that ended", "endpoint", "code")
+        self._in_flight = Gauge(
+            "kvmesh_router_requests_in_flight",
+            "Requests between arrival and end",
+            registry=self.registry,
+        )
+        self._routed = counter(
+            "routed", "Dispatches by why the node was chosen", "policy", "reason"
+        )
+        self._retries = counter("retries", "Dispatches that a node did not take", "code")
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of dispatched requests")
+        self._predicted = counter("predicted_cached_tokens", "Of these, cached says the index")
+        self._cached = counter("cached_tokens", "Of these, cached said the node", "tier")
+        self._completion = counter("completion_tokens", "Tokens generated")
+        self._tokenize = histogram("tokenize", "Rendering and tokenising a prompt", _STAGE)
+        self._keys = histogram("block_keys", "Hashing a prompt into block keys", _STAGE)
+        self._route = histogram("route", "Look-up, choice and reservation", _STAGE)
+        self._ttft = histogram("time_to_first_token", "Arrival to the first frame", _TTFT)
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Counts one request in flight."""
+        self._in_flight.inc()
+        try:
+            yield
+        finally:
+            self._in_flight.dec()
+
+    @_harmless
+    def ended(self, endpoint: str, code: Code) -> None:
+        self._requests.labels(endpoint, code.name).inc()
+
+    @_harmless
+    def prompt_read(self, prompt: Prompt) -> None:
+        self._tokenize.observe(prompt.tokenize_us / 1e6)
+        self._keys.observe(prompt.key_us / 1e6)
+
+    @_harmless
+    def routed(self, policy: str, choice: Choice, prompt: Prompt, ns: int) -> None:
+        self._route.observe(ns / 1e9)
+        self._routed.labels(policy, choice.kind).inc()
+        self._prompt_tokens.inc(prompt.count)
+        self._predicted.inc(choice.candidate.cached_tokens)
+
+    @_harmless
+    def retried(self, code: Code) -> None:
+        self._retries.labels(code.name).inc()
+
+    @_harmless
+    def first_token(self, seconds: float) -> None:
+        self._ttft.observe(seconds)
+
+    @_harmless
+    def used(self, usage: pb.Usage) -> None:
+        self._completion.inc(usage.completion_tokens)
+        for tier in ("gpu", "cpu", "remote"):
+            self._cached.labels(tier).inc(getattr(usage.cached, tier))
+
+    def watch(self, registry: Registry, index: Index) -> None:
+        """Adds gauges that are read off the fleet when Prometheus asks."""
+        self.registry.register(_FleetGauges(registry, index))
+
+    def report_once(self, error: Exception) -> None:
+        if not self._broken:
+            self._broken = True
+            log.error("metrics", exc_info=error)
+
+
+class _FleetGauges(Collector):
+    def __init__(self, registry: Registry, index: Index) -> None:
+        self._registry = registry
+        self._index = index
+
+    def collect(self) -> Iterable[Metric]:
+        nodes = self._registry.nodes
+        health = GaugeMetricFamily("kvmesh_router_nodes", "Nodes by health", labels=["health"])
+        for word, value in Health.items():
+            if value != Health.NODE_HEALTH_UNSPECIFIED:
+                count = sum(node.health == value for node in nodes)
+                health.add_metric([word.removeprefix("NODE_HEALTH_").lower()], count)
+        blocks = GaugeMetricFamily("kvmesh_router_index_blocks", "Indexed blocks", labels=["node"])
+        mode = GaugeMetricFamily(
+            "kvmesh_router_index_mode", "1 for the mode the index is in", labels=["node", "mode"]
+        )
+        for node in nodes:
+            blocks.add_metric([node.name], self._index.size(node.name))
+            word = fleet_pb2.IndexMode.Name(self._index.mode(node.name))
+            mode.add_metric([node.name, word.removeprefix("INDEX_MODE_").lower()], 1)
+        return [health, blocks, mode]

@@ -1,0 +1,69 @@
+"""The nodes that this router was told of, in the order of its configuration."""
+
+from collections.abc import Callable, Sequence
+
+import structlog
+from grpc import aio
+
+from kvmesh.v1 import cache_node_pb2 as pb
+from router.node import CHANNEL_OPTIONS, Health, Node
+
+log = structlog.get_logger("router")
+
+
+class Registry:
+    """Owns the nodes and their channels. Every change of a node's health goes through here and is
+    logged once.
+
+    `changed` is called after each, on the event loop.
+    """
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self.nodes = [
+            Node(address, aio.insecure_channel(address, options=CHANNEL_OPTIONS), address)
+            for address in addresses
+        ]
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+
+    @property
+    def up(self) -> list[Node]:
+        """The nodes that take new requests."""
+        return [node for node in self.nodes if node.health == Health.NODE_HEALTH_UP]
+
+    @property
+    def largest_pool(self) -> int | None:
+        """Blocks of the largest node that is there; None if there is none."""
+        return max((node.num_blocks for node in self.nodes if node.accepted), default=None)
+
+    def name_taken(self, name: str, by_other_than: Node) -> Node | None:
+        """The other accepted node of that name: ledger and index know nodes by name."""
+        others = (node for node in self.nodes if node is not by_other_than and node.accepted)
+        return next((node for node in others if node.name == name), None)
+
+    def accept(self, node: Node, info: pb.NodeInfo) -> None:
+        """What a member of the fleet said of itself. It is UP once `set_health` says so."""
+        node.name, node.num_blocks, node.epoch = info.name, info.num_blocks, info.epoch
+
+    def set_health(self, node: Node, health: Health.ValueType, detail: str = "") -> None:
+        changed = node.health != health
+        node.detail = detail
+        if not changed:
+            return
+        node.health = health
+        log.info(
+            "node",
+            node=node.name,
+            address=node.address,
+            health=Health.Name(health).removeprefix("NODE_HEALTH_"),
+            detail=detail,
+            epoch=node.epoch,
+        )
+        for listener in self._listeners:
+            listener()
+
+    async def close(self) -> None:
+        for node in self.nodes:
+            await node.channel.close()

@@ -1,0 +1,169 @@
+"""Follows one node: what it is, whether it lives, its load, and the blocks that it holds."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+from google.protobuf import duration_pb2
+from grpc import aio
+
+from kvmesh.tokenizer import Tokenizer
+from kvmesh.v1 import cache_node_pb2 as pb
+from kvmesh.v1 import cache_node_pb2_grpc as rpc
+from router.fleet import Fleet
+from router.index import Index
+from router.node import Health, Node
+from router.registry import Registry
+from router.silence import SilenceDetector
+
+log = structlog.get_logger("router")
+
+STATE_INTERVAL = duration_pb2.Duration(nanos=10_000_000)
+INFO_TIMEOUT = 10.0  # seconds; tokenizer files are some MB
+FIRST_RETRY, LAST_RETRY = 0.1, 1.0  # seconds between attempts to reach a node
+
+NO_LIFE = "no sign of life: the host or the process hangs"
+
+StateCall = aio.UnaryStreamCall[pb.WatchStateRequest, pb.NodeState]
+
+
+class NodeLost(Exception):  # noqa: N818  # an event of the fleet's life, not an error of ours
+    """The node is not to be used now; `health` and the message say why."""
+
+    def __init__(self, health: Health.ValueType, reason: str) -> None:
+        super().__init__(reason)
+        self.health = health
+
+
+class Watcher:
+    """Runs for as long as the router does.
+
+    connect ──Info──▶ fits ──WatchState──▶ UP, states ──break──▶ DOWN, index dropped ──▶ connect
+                │                             └───silence──▶ and the calls that run there given up
+                └──▶ REFUSED ──▶ connect
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        registry: Registry,
+        fleet: Fleet,
+        index: Index,
+        silence: SilenceDetector,
+        router_id: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._node = node
+        self._registry = registry
+        self._fleet = fleet
+        self._index = index
+        self._silence = silence
+        self._router_id = router_id
+        self._clock = clock
+        self._stub: rpc.CacheNodeAsyncStub = rpc.CacheNodeStub(node.channel)
+
+    async def run(self) -> None:
+        retry = FIRST_RETRY
+        while True:
+            lost = await self._life()
+            was_up = self._node.accepted
+            self._registry.set_health(self._node, lost.health, str(lost))
+            retry = FIRST_RETRY if was_up else min(2 * retry, LAST_RETRY)
+            await asyncio.sleep(retry)
+
+    async def _life(self) -> NodeLost:
+        """From the first contact to the last; returns how it ended."""
+        try:
+            info = await self._introduce()
+            self._registry.accept(self._node, info)
+            await self._follow(info)
+        except NodeLost as lost:
+            return lost
+        except aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+            return NodeLost(Health.NODE_HEALTH_DOWN, reason)
+        except Exception as error:
+            log.exception("watcher", address=self._node.address)
+            return NodeLost(Health.NODE_HEALTH_DOWN, f"{type(error).__name__}: {error}")
+        return NodeLost(Health.NODE_HEALTH_DOWN, "the node ended its state stream")
+
+    async def _introduce(self) -> pb.NodeInfo:
+        """The node's Info. Raises NodeLost with REFUSED if it does not fit the fleet."""
+        wanted = pb.InfoRequest(include_tokenizer=not self._fleet.defined)
+        info = await self._stub.Info(wanted, timeout=INFO_TIMEOUT)
+        if not self._fleet.defined:
+            await self._define_fleet(info)
+        if (reason := self._fleet.mismatch(info)) is not None:
+            raise NodeLost(Health.NODE_HEALTH_REFUSED, reason)
+        if (other := self._registry.name_taken(info.name, self._node)) is not None:
+            reason = f"its name {info.name} is that of {other.address}: give each node its own"
+            raise NodeLost(Health.NODE_HEALTH_REFUSED, reason)
+        return info
+
+    async def _define_fleet(self, info: pb.NodeInfo) -> None:
+        try:
+            files = dict(info.tokenizer_files)
+            tokenizer = await asyncio.to_thread(Tokenizer, files)
+            self._fleet.define(info, tokenizer, self._clock())
+        except (ValueError, KeyError) as error:
+            reason = f"its key scheme or tokenizer cannot be used: {error}"
+            raise NodeLost(Health.NODE_HEALTH_REFUSED, reason) from error
+
+    async def _follow(self, info: pb.NodeInfo) -> None:
+        """Applies states until the node is gone. Raises NodeLost when it has gone silent or changed
+        its epoch.
+        """
+        self._index.opened(info.name, info.epoch)
+        try:
+            while await self._follow_stream(info):
+                pass
+        finally:
+            self._index.closed(info.name)
+
+    async def _follow_stream(self, info: pb.NodeInfo) -> bool:
+        """One state stream. True: another is to be opened, for a snapshot or for another choice of
+        events.
+        """
+        with_events = self._index.wants_events
+        call = self._watch_state(with_events)
+        silent = asyncio.Event()
+        self._silence.watch(self._node.address, lambda: self._give_up(call, silent))
+        try:
+            async for state in call:
+                self._silence.heard(self._node.address)
+                complete = self._apply(state, info)
+                if not complete or self._index.wants_events != with_events:
+                    return True
+        except asyncio.CancelledError:
+            if not silent.is_set():
+                raise
+            raise NodeLost(Health.NODE_HEALTH_DOWN, NO_LIFE) from None
+        finally:
+            self._silence.unwatch(self._node.address)
+            call.cancel()
+        return False
+
+    def _watch_state(self, with_events: bool) -> StateCall:
+        return self._stub.WatchState(
+            pb.WatchStateRequest(
+                router_id=self._router_id, include_events=with_events, interval=STATE_INTERVAL
+            )
+        )
+
+    def _apply(self, state: pb.NodeState, info: pb.NodeInfo) -> bool:
+        """Takes in one state. False if block events before it are missing."""
+        if state.epoch != info.epoch:
+            raise NodeLost(Health.NODE_HEALTH_DOWN, f"restarted as epoch {state.epoch}")
+        self._node.load = state.load
+        draining = Health.NODE_HEALTH_DRAINING if state.draining else Health.NODE_HEALTH_UP
+        self._registry.set_health(self._node, draining)
+        if not state.HasField("events"):
+            return True
+        return self._index.apply(info.name, info.epoch, state.events)
+
+    def _give_up(self, call: StateCall, silent: asyncio.Event) -> None:
+        silent.set()
+        self._registry.set_health(self._node, Health.NODE_HEALTH_DOWN, NO_LIFE)
+        self._node.drop_calls()
+        call.cancel()

@@ -1,0 +1,261 @@
+"""A cache node whose model is a script and whose everything else is real: sockets, gRPC, block
+events, tokenizer.
+
+It answers with the prompt's own tokens over and over. In-process tests set its attributes; over the
+wire the client's metadata `x-stub` scripts one request, such as "fail-after=3 code=INTERNAL".
+"""
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import time
+from dataclasses import dataclass, field
+
+import grpc
+
+from kvmesh.errors import RequestError, abort, exhausted
+from kvmesh.packing import pack_tokens, unpack_tokens
+from kvmesh.v1 import cache_node_pb2 as pb
+from kvmesh.v1 import cache_node_pb2_grpc as rpc
+from kvmesh.v1 import generate_pb2
+from prefix_index.event_log import EventLog
+from prefix_index.events import Cleared, Stored
+from prefix_index.keys import block_keys, root_key
+from tests.router.tiny_model import node_info, tokenizer_files
+
+EPOCHS = itertools.count(time.time_ns())
+HEARTBEAT = 0.3  # seconds
+
+
+@dataclass
+class Script:
+    """How the node treats a request. Times in seconds."""
+
+    prefill: float = 0.0
+    per_token: float = 0.0
+    full: bool = False
+    fail_before: str = ""  # status code instead of a first token
+    fail_after: int = 0  # frames until the failure with `code`
+    code: str = "INTERNAL"
+    padding: int = 0  # bytes of text to blow a frame up with
+
+    def with_changes(self, text: str) -> "Script":
+        changed = Script(**vars(self))
+        for word in text.split():
+            name, value = word.split("=")
+            name = name.replace("-", "_")
+            setattr(changed, name, type(getattr(self, name))(value))
+        return changed
+
+
+@dataclass
+class Running:
+    request: pb.NodeGenerateRequest
+    metadata: dict
+    prefilled: bool = False
+    time_remaining: float | None = None
+
+
+@dataclass(eq=False)
+class StubNode(rpc.CacheNodeServicer):
+    name: str = "node-0"
+    num_blocks: int = 512
+    changes: dict = field(default_factory=dict)
+    script: Script = field(default_factory=Script)
+
+    def __post_init__(self) -> None:
+        self.info = node_info(self.name, next(EPOCHS), self.num_blocks, **self.changes)
+        self.log = EventLog(self.info.epoch)
+        self.running: dict[tuple[str, int], Running] = {}
+        self.requests: list[pb.NodeGenerateRequest] = []
+        self.metadata: list[dict] = []
+        self.time_remaining: list[float | None] = []
+        self.cancelled = 0
+        self.port = 0
+        self.held: set[bytes] = set()
+        self.changed: set[asyncio.Event] = set()
+        self.silent = False
+        self.draining = False
+        self.last_sequence: dict[str, int] = {}
+
+    async def start(self, port: int = 0) -> "StubNode":
+        self.server = grpc.aio.server(
+            options=(
+                ("grpc.max_receive_message_length", 64 << 20),
+                ("grpc.so_reuseport", 0),
+                ("grpc.http2.bdp_probe", 0),
+            )
+        )
+        rpc.add_CacheNodeServicer_to_server(self, self.server)
+        self.port = self.server.add_insecure_port(f"127.0.0.1:{port}")
+        await self.server.start()
+        return self
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def stop(self, grace: float | None = None) -> None:
+        await self.server.stop(grace)
+
+    async def Info(self, request, context):  # noqa: N802
+        reply = pb.NodeInfo()
+        reply.CopyFrom(self.info)
+        if request.include_tokenizer:
+            for name, content in tokenizer_files().items():
+                reply.tokenizer_files[name] = content
+        return reply
+
+    async def WatchState(self, request, context):  # noqa: N802
+        changed = asyncio.Event()
+        self.changed.add(changed)
+        events = self.log.subscribe(changed) if request.include_events else None
+        try:
+            while True:
+                changed.clear()
+                if not self.silent:
+                    await context.write(self._state(request.router_id, events))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), HEARTBEAT)
+                await asyncio.sleep(0.01)
+        finally:
+            self.changed.discard(changed)
+            if events is not None:
+                events.close()
+
+    def _state(self, router_id, events) -> pb.NodeState:
+        state = pb.NodeState(epoch=self.info.epoch, draining=self.draining)
+        queued = [each for each in self.running.values() if not each.prefilled]
+        state.load.CopyFrom(
+            pb.NodeLoad(
+                committed_blocks=sum(_blocks(each.request) for each in self.running.values()),
+                running=len(self.running),
+                queued_prefill_tokens=sum(len(each.request.token_ids) // 4 for each in queued),
+                last_dispatch_sequence=self.last_sequence.get(router_id, 0),
+            )
+        )
+        if events is not None and (batch := events.take()) is not None:
+            state.events.CopyFrom(batch.to_proto())
+        return state
+
+    def notify(self) -> None:
+        for changed in self.changed:
+            changed.set()
+
+    def clear_cache(self) -> None:
+        self.held.clear()
+        self.log.append([Cleared()])
+        self.notify()
+
+    async def Generate(self, request, context):  # noqa: N802
+        key = (request.request_id, request.attempt)
+        metadata = dict(context.invocation_metadata())
+        script = self.script.with_changes(metadata.get("x-stub", ""))
+        self.requests.append(request)
+        self.metadata.append(metadata)
+        self.time_remaining.append(context.time_remaining())
+        if key in self.running:
+            await abort(context, RequestError(grpc.StatusCode.ALREADY_EXISTS, "running"))
+        if request.epoch not in (0, self.info.epoch):
+            await abort(context, RequestError(grpc.StatusCode.FAILED_PRECONDITION, "other epoch"))
+        if script.full:
+            await abort(context, exhausted(f"{self.name} is full", 0.25))
+        running = self.running[key] = Running(request, metadata)
+        self.last_sequence[request.router_id] = request.dispatch_sequence
+        self.notify()
+        try:
+            await context.send_initial_metadata(
+                (("kvmesh-admitted", "1"), ("kvmesh-node", self.name), ("x-from-node", "initial"))
+            )
+            await self._answer(running, script, context)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            del self.running[key]
+            self.notify()
+
+    async def _answer(self, running, script, context) -> None:
+        request, start = running.request, time.monotonic()
+        await asyncio.sleep(script.prefill)
+        if script.fail_before:
+            await self._fail(context, script.fail_before, "before the first token")
+        cached = self._cache(request)
+        running.prefilled = True
+        self.notify()
+        prompt = unpack_tokens(request.token_ids)
+        count = request.sampling.max_tokens
+        for place in range(count):
+            if place:
+                await asyncio.sleep(script.per_token)
+            if script.fail_after and place == script.fail_after:
+                await self._fail(context, script.code, "in the middle")
+            token = prompt[place % len(prompt)]
+            frame = _frame(token, last=place + 1 == count, padding=script.padding)
+            if place + 1 == count:
+                frame.summary.CopyFrom(self._summary(request, cached, count, start))
+                usage = frame.summary.SerializeToString()
+                context.set_trailing_metadata(
+                    (("kvmesh-usage-bin", usage), ("x-from-node-end", "trailing"))
+                )
+            await context.write(frame)
+
+    def _cache(self, request) -> int:
+        """Prompt tokens found in the cache; afterwards it holds the whole prompt."""
+        root = root_key(self.info.key_scheme, self.info.model_fingerprint, "", request.salt)
+        size = self.info.key_scheme.block_size
+        keys = block_keys(root, request.token_ids, size)
+        usable = block_keys(root, request.token_ids[:-4], size)
+        cached = sum(1 for _ in itertools.takewhile(self.held.__contains__, usable)) * size
+        new = [key for key in keys if key not in self.held]
+        self.held.update(new)
+        self.log.append([Stored(key, pb.TIER_GPU) for key in new])
+        return cached
+
+    def _summary(self, request, cached, count, start) -> generate_pb2.Summary:
+        return generate_pb2.Summary(
+            node=self.name,
+            epoch=self.info.epoch,
+            usage=generate_pb2.Usage(
+                prompt_tokens=len(request.token_ids) // 4,
+                completion_tokens=count,
+                cached=generate_pb2.CachedTokens(gpu=cached),
+            ),
+            queue_us=1000,
+            prefill_us=2000,
+            total_us=int((time.monotonic() - start) * 1e6),
+        )
+
+    async def _fail(self, context, code: str, where: str) -> None:
+        error = RequestError(grpc.StatusCode[code], f"scripted {where}", retry_after=0.5)
+        await abort(context, error)
+
+    async def CheckIntegrity(self, request, context):  # noqa: N802
+        return pb.CheckIntegrityResponse(requests=len(self.running))
+
+
+def _blocks(request: pb.NodeGenerateRequest) -> int:
+    return -(-(len(request.token_ids) // 4 + request.sampling.max_tokens) // 16)
+
+
+def _frame(token: int, *, last: bool, padding: int) -> generate_pb2.GenerateResponse:
+    text = chr(token) if token < 128 else "?"
+    delta = generate_pb2.SampleDelta(token_ids=pack_tokens([token]), text=text + "." * padding)
+    if last:
+        delta.finish_reason = generate_pb2.FINISH_REASON_LENGTH
+    return generate_pb2.GenerateResponse(deltas=[delta])
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--name", default="node-0")
+    parser.add_argument("--port", type=int, default=0)
+    options = parser.parse_args()
+    node = await StubNode(options.name).start(options.port)
+    print(node.port, flush=True)
+    await node.server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
