@@ -41,7 +41,7 @@ def reference(prompt: list[int], max_tokens: int) -> list[int]:
 
 
 class MockExecutor:
-    """Runs a plan as an executor does; an unwritten slot reads as None and thus spoils the output."""
+    """Runs a plan as an executor does; an unwritten slot reads as None and spoils the output."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
