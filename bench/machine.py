@@ -1,0 +1,28 @@
+"""What a figure was measured on."""
+
+import os
+import platform
+from pathlib import Path
+
+from kvmesh import __version__
+
+
+def describe_machine() -> dict[str, str]:
+    """Name and value of what matters to a figure, in words."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        "kvmesh": __version__,
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if "model name" in line), "unknown"
+    )

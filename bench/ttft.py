@@ -1,0 +1,100 @@
+"""Cold and warm time to first token: what a cached prefix saves.
+
+Each repetition draws a fresh random prefix and asks twice, with different tails: the first request
+computes the prefix, the second one finds it in the cache. Both times are seen by the client.
+"""
+
+import random
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+import grpc
+
+from kvmesh.cli.ask import Answer, ask
+from kvmesh.packing import pack_tokens, unpack_tokens
+from kvmesh.v1 import generate_pb2, inference_pb2, inference_pb2_grpc
+
+GOAL = 0.25  # the warm time over the cold one, at most
+OUTPUT_TOKENS = 4
+ORDINARY = "The quick brown fox jumps over the lazy dog, while seven wizards brew strong black tea."
+
+
+class Pair(NamedTuple):
+    """One repetition: the same prefix asked for twice."""
+
+    cold: Answer
+    warm: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class TtftResult:
+    """All repetitions at one prefix length."""
+
+    prefix_tokens: int
+    tail_tokens: int
+    pairs: tuple[Pair, ...]
+
+    @property
+    def cold(self) -> float:
+        """Median seconds to the first token of a prompt that nobody has seen."""
+        return median(pair.cold.ttft for pair in self.pairs)
+
+    @property
+    def warm(self) -> float:
+        """Median seconds to the first token of a prompt whose prefix is cached."""
+        return median(pair.warm.ttft for pair in self.pairs)
+
+    @property
+    def ratio(self) -> float:
+        return self.warm / self.cold
+
+    @property
+    def cached_tokens(self) -> float:
+        """Median prompt tokens that the warm requests had from the cache."""
+        return median(pair.warm.cached_tokens for pair in self.pairs)
+
+    def as_json(self) -> dict[str, float]:
+        return {
+            "prefix_tokens": self.prefix_tokens,
+            "tail_tokens": self.tail_tokens,
+            "repetitions": len(self.pairs),
+            "cold_ttft_s": self.cold,
+            "warm_ttft_s": self.warm,
+            "ratio": self.ratio,
+            "cached_tokens": self.cached_tokens,
+        }
+
+
+def measure_ttft(
+    target: str, *, repetitions: int, prefix_tokens: int, tail_tokens: int
+) -> TtftResult:
+    """Measures through the router at `target`; one more repetition first warms everything up.
+
+    Raises grpc.RpcError when a request fails.
+    """
+    draw = random.Random()
+    with grpc.insecure_channel(target) as channel:
+        vocabulary = _ordinary_tokens(channel)
+
+        def repeat() -> Pair:
+            prefix = draw.choices(vocabulary, k=prefix_tokens)
+            tails = (draw.choices(vocabulary, k=tail_tokens) for _ in range(2))
+            return Pair(*(_first_tokens(channel, prefix + tail) for tail in tails))
+
+        repeat()
+        pairs = tuple(repeat() for _ in range(repetitions))
+    return TtftResult(prefix_tokens, tail_tokens, pairs)
+
+
+def _ordinary_tokens(channel: grpc.Channel) -> list[int]:
+    """Ids of plain words in the model's vocabulary, whatever that is."""
+    stub = inference_pb2_grpc.InferenceStub(channel)
+    request = inference_pb2.TokenizeRequest(text=ORDINARY, add_special_tokens=False)
+    return unpack_tokens(stub.Tokenize(request).token_ids)
+
+
+def _first_tokens(channel: grpc.Channel, tokens: list[int]) -> Answer:
+    sampling = generate_pb2.SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0, ignore_eos=True)
+    request = generate_pb2.GenerateRequest(token_ids=pack_tokens(tokens), sampling=sampling)
+    return ask(channel, request)

@@ -1,0 +1,106 @@
+"""`kvmesh demo`: the prefix cache at work, in a minute."""
+
+import asyncio
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from kvmesh.cli.screen import Screen
+
+if TYPE_CHECKING:
+    from kvmesh.cli.ask import Answer
+    from kvmesh.cli.fleet import Fleet
+
+MOST_TOKENS = 48
+STAGES = ("download", "convert", "load", "warm up")
+NEXT = """
+[bold]How to go on[/]
+  make serve                                     the same fleet, to stay, on http://127.0.0.1:8000
+  kvmesh generate "Why is the sky blue?"         ask it (another terminal, .venv/bin activated)
+  kvmesh bench ttft                              measure what you have just seen
+  kvmesh --help                                  everything else
+"""
+
+
+def demo(
+    install_seconds: Annotated[float | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """See it work: start a router and two nodes, and ask twice with a shared prefix.
+
+        kvmesh demo
+
+    The second answer starts sooner, since the node that the router chooses holds the prefix
+    already. Needs free memory of about 4 GiB and no GPU; leaves nothing running.
+    """
+    from kvmesh.cli.hosting import host
+    from kvmesh.cli.serve_config import on_free_ports
+
+    screen, config = Screen(quiet=True), on_free_ports()
+    seconds: dict[str, float] = {} if install_seconds is None else {"install": install_seconds}
+
+    async def body(fleet: "Fleet") -> None:
+        seconds.update(_stage_seconds(screen))
+        screen.say(f"\nA router and {len(fleet.nodes)} nodes serve {fleet.model}.")
+        started = time.monotonic()
+        answers = await asyncio.to_thread(_ask_both, config.grpc_target)
+        seconds["ask"] = time.monotonic() - started
+        screen.say("")
+        screen.out.print(_comparison(answers))
+
+    host(config, screen, body)
+    screen.say("This took: " + ", ".join(f"{name} {took:.1f} s" for name, took in seconds.items()))
+    screen.say(NEXT)
+
+
+def _stage_seconds(screen: Screen) -> dict[str, float]:
+    took = {name: screen.stages.longest(name) for name in STAGES}
+    return {name: seconds for name, seconds in took.items() if seconds is not None}
+
+
+def _ask_both(target: str) -> "list[Answer]":
+    """One question after the other, with the handbook before each. Raises grpc.RpcError."""
+    import grpc
+
+    from kvmesh.cli.ask import ask
+    from kvmesh.cli.demo_text import HANDBOOK, QUESTIONS
+    from kvmesh.v1 import generate_pb2 as pb
+
+    answers = []
+    with grpc.insecure_channel(target) as channel:
+        for question in QUESTIONS:
+            messages = [
+                pb.ChatMessage(role="system", content=HANDBOOK),
+                pb.ChatMessage(role="user", content=question),
+            ]
+            sampling = pb.SamplingParams(max_tokens=MOST_TOKENS, temperature=0)
+            request = pb.GenerateRequest(chat=pb.Chat(messages=messages), sampling=sampling)
+            _show(f"\n> {question}\n  ")
+            answers.append(ask(channel, request, _show))
+            _show("\n")
+    return answers
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _comparison(answers: "list[Answer]") -> Table:
+    """The two requests side by side."""
+    table = Table(title="The same handbook, asked about twice")
+    table.add_column("")
+    for title in ("first", "second"):
+        table.add_column(title)
+    rows = {
+        "time to first token": [f"{answer.ttft * 1e3:.0f} ms" for answer in answers],
+        "prompt tokens": [str(answer.prompt_tokens) for answer in answers],
+        "of them cached": [str(answer.cached_tokens) for answer in answers],
+        "node": [answer.node for answer in answers],
+        "why that node": [answer.reason for answer in answers],
+    }
+    for name, cells in rows.items():
+        table.add_row(name, *cells)
+    return table

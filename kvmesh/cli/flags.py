@@ -1,0 +1,107 @@
+"""Command line flags made from a configuration dataclass, and command lines made from one.
+
+The dataclass gives names, types and defaults; `Flag` adds what a reader of `--help` needs. A field
+without a `Flag` keeps its default.
+
+    command = as_command(NodeConfig, {"port": Flag("Port of the gRPC service.", "Network")}, run)
+
+Every flag has an environment variable: `--http-port` is KVMESH_HTTP_PORT.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from inspect import Parameter, Signature
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import typer
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """What a field's type does not tell. `panel` groups flags in the help."""
+
+    help: str
+    panel: str
+    name: str | None = None  # None: the field's name
+    env: str | None = None  # None: from the flag's name
+    choices: tuple[str, ...] | None = None
+    least: float | None = None
+    most: float | None = None
+    default_text: str | None = None  # shown where the default is no value: "the model's own"
+
+
+def as_command(
+    config_type: type[C], flags: Mapping[str, Flag], run: Callable[[C], None]
+) -> Callable[..., None]:
+    """A function for typer with one option a flag, which calls `run` with the configuration.
+
+    A ValueError of the configuration is the user's to mend, and is shown as such.
+    """
+
+    def command(**values: Any) -> None:
+        given = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        try:
+            config = config_type(**given)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+        run(config)
+
+    hints = get_type_hints(config_type)
+    parameters = [
+        _parameter(field, hints[field.name], flags[field.name])
+        for field in fields(config_type)  # type: ignore[arg-type]
+        if field.name in flags
+    ]
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
+
+
+def as_arguments(config: object, flags: Mapping[str, Flag]) -> list[str]:
+    """The command line that makes `config` again, whatever the environment says."""
+    arguments: list[str] = []
+    for name, flag in flags.items():
+        option, value = _option(name, flag), getattr(config, name)
+        if isinstance(value, bool):
+            arguments.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, tuple):
+            arguments += [part for item in value for part in (f"--{option}", str(item))]
+        elif value is not None:
+            arguments += [f"--{option}", str(value)]
+    return arguments
+
+
+def _option(name: str, flag: Flag) -> str:
+    return flag.name or name.replace("_", "-")
+
+
+def _parameter(field: Field[Any], hint: Any, flag: Flag) -> Parameter:
+    option = _option(field.name, flag)
+    declared = f"--{option}/--no-{option}" if hint is bool else f"--{option}"
+    default = ... if field.default is MISSING else field.default
+    info = typer.Option(
+        default,
+        declared,
+        help=flag.help,
+        rich_help_panel=flag.panel,
+        show_envvar=False,  # the rule is simple, and the lines are short
+        envvar=flag.env or "KVMESH_" + option.upper().replace("-", "_"),
+        min=flag.least,
+        max=flag.most,
+        show_default=flag.default_text or True,
+    )
+    annotation = Literal[flag.choices] if flag.choices else _plain(hint)
+    return Parameter(field.name, Parameter.KEYWORD_ONLY, default=info, annotation=annotation)
+
+
+def _plain(hint: Any) -> Any:
+    """The form of a type that typer knows: tuple[str, ...] is list[str]."""
+    if get_origin(hint) is tuple:
+        return list[get_args(hint)[0]]  # type: ignore[misc]
+    if isinstance(hint, UnionType):
+        kept = [part for part in get_args(hint) if part is not type(None)]
+        return kept[0] | None
+    return hint

@@ -1,0 +1,123 @@
+"""`kvmesh generate`: asks a running fleet."""
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from kvmesh.cli.errors import fail
+
+if TYPE_CHECKING:
+    from kvmesh.cli.ask import Answer
+    from kvmesh.v1 import generate_pb2
+
+SAMPLING = "Sampling"
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    router: Annotated[
+        str, typer.Option(envvar="KVMESH_ROUTER", help="host:port of the router's gRPC API.")
+    ] = "127.0.0.1:50051",
+    chat: Annotated[
+        bool, typer.Option("--chat/--raw", help="As a user's message, or as text to go on from.")
+    ] = True,
+    model: Annotated[
+        str, typer.Option(help="Name of the model.", show_default="the only one")
+    ] = "",
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Most tokens to generate.", rich_help_panel=SAMPLING)
+    ] = 256,
+    temperature: Annotated[
+        float, typer.Option(help="0 is greedy.", rich_help_panel=SAMPLING)
+    ] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(help="Share of probability to keep.", rich_help_panel=SAMPLING)
+    ] = 1.0,
+    top_k: Annotated[
+        int, typer.Option(min=0, help="Tokens to keep; 0 keeps all.", rich_help_panel=SAMPLING)
+    ] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="The same seed gives the same answer.",
+            show_default="drawn by the router",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="End before this text. Can be repeated.", rich_help_panel=SAMPLING),
+    ] = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Give up after seconds.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object at the end instead of a stream.")
+    ] = False,
+) -> None:
+    """Generate text, streamed to standard output.
+
+        kvmesh generate "Why is the sky blue?"
+
+        kvmesh generate --raw --max-tokens 20 "The capital of France is"
+
+        kvmesh generate --temperature 0.8 --seed 7 "Write a haiku about caches."
+
+        kvmesh generate --json - < question.txt
+
+    Ends with a line on standard error: which node answered and why, the time to the first token,
+    how much of the prompt came from the cache, and the speed.
+    """
+    import grpc
+
+    from kvmesh.cli.ask import ask, explain
+
+    request = _request(_read(prompt), chat=chat)
+    request.model = model
+    sampling = request.sampling
+    sampling.max_tokens, sampling.temperature = max_tokens, temperature
+    sampling.top_p, sampling.top_k = top_p, top_k
+    sampling.stop.extend(stop or ())
+    if seed is not None:
+        sampling.seed = seed
+    try:
+        with grpc.insecure_channel(router) as channel:
+            answer = ask(channel, request, lambda text: _show(text, as_json), timeout)
+    except grpc.RpcError as error:
+        fail(explain(error, router))
+    if as_json:
+        typer.echo(json.dumps(answer.as_json()))
+    else:
+        typer.echo()
+        Console(stderr=True, highlight=False).print(f"[dim]{footer(answer)}[/]", soft_wrap=True)
+
+
+def footer(answer: "Answer") -> str:
+    """What a request says of itself, in one line."""
+    speed = answer.tokens_per_second
+    return (
+        f"{answer.node} ({answer.reason}) · first token {answer.ttft * 1e3:.0f} ms · "
+        f"cached {answer.cached_tokens} of {answer.prompt_tokens} · "
+        f"{answer.completion_tokens} tokens" + (f" at {speed:.1f}/s" if speed else "")
+    )
+
+
+def _read(prompt: str) -> str:
+    return sys.stdin.read() if prompt == "-" else prompt
+
+
+def _show(text: str, as_json: bool) -> None:
+    if not as_json:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def _request(prompt: str, *, chat: bool) -> "generate_pb2.GenerateRequest":
+    from kvmesh.v1 import generate_pb2
+
+    if not chat:
+        return generate_pb2.GenerateRequest(text=prompt)
+    message = generate_pb2.ChatMessage(role="user", content=prompt)
+    return generate_pb2.GenerateRequest(chat=generate_pb2.Chat(messages=[message]))

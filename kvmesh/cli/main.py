@@ -1,0 +1,73 @@
+"""The `kvmesh` command: its sub-commands, and what they have in common."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from cache_node.config import NodeConfig
+from kvmesh import __version__
+from kvmesh.cli import bench, demo, generate, model, processes, serve
+from kvmesh.cli.flags import as_command
+from kvmesh.cli.node_flags import NODE_FLAGS
+from kvmesh.cli.parent import end_with_parent
+from kvmesh.cli.router_flags import ROUTER_FLAGS
+from kvmesh.cli.serve_config import SERVE_FLAGS, ServeConfig
+from router.config import RouterConfig
+
+RUN, ASK, LEARN = "Run a fleet", "Use a fleet", "Measure and learn"
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_show_locals=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvmesh {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def kvmesh(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """A KV-cache serving fleet for large language models.
+
+    A **router** sends each prompt to the **cache node** that already holds the longest part of it.
+
+    Start here:
+
+        kvmesh demo                          see it work, in a minute
+
+        kvmesh serve                         a router and two nodes on this host
+
+        kvmesh generate "Why is the sky blue?"
+    """
+
+
+app.command("serve", help=serve.HELP, rich_help_panel=RUN)(
+    as_command(ServeConfig, SERVE_FLAGS, serve.serve)
+)
+app.command("router", help=processes.ROUTER_HELP, rich_help_panel=RUN)(
+    as_command(RouterConfig, ROUTER_FLAGS, processes.router)
+)
+app.command("node", help=processes.NODE_HELP, rich_help_panel=RUN)(
+    as_command(NodeConfig, NODE_FLAGS, processes.node)
+)
+app.command("generate", rich_help_panel=ASK)(generate.generate)
+app.command("model", rich_help_panel=ASK)(model.model)
+app.command("demo", rich_help_panel=LEARN)(demo.demo)
+app.add_typer(bench.app, name="bench", rich_help_panel=LEARN)
+
+
+def main() -> None:
+    """The entry point. A child of another kvmesh process ends with it."""
+    end_with_parent()
+    sys.exit(app())

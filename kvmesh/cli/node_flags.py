@@ -1,0 +1,75 @@
+"""What `--help` says about the flags of a cache node. Names and defaults are in NodeConfig."""
+
+from kvmesh.cli.flags import Flag
+
+MODEL, MEMORY, SCHEDULING, NETWORK, LOGGING = (
+    "Model",
+    "Memory",
+    "Scheduling",
+    "Network",
+    "Logging",
+)
+
+MODEL_FLAGS = {
+    "model": Flag(
+        "The built-in name, a directory with config.json and safetensors, or a GGUF file.", MODEL
+    ),
+    "dtype": Flag(
+        "Type of weights and KV; auto is bfloat16.", MODEL, choices=("auto", "float32", "bfloat16")
+    ),
+    "served_model_name": Flag(
+        "Name that clients use for the model.", MODEL, default_text="the model's own"
+    ),
+    "max_model_len": Flag(
+        "Most tokens of prompt and output together.", MODEL, least=2, default_text="the model's own"
+    ),
+    "cache_dir": Flag(
+        "Where converted models are kept.",
+        MODEL,
+        env="KVMESH_CACHE",
+        default_text="~/.cache/kvmesh",
+    ),
+}
+ENGINE_FLAGS = {
+    "block_size": Flag("Tokens in a block of the KV cache.", MEMORY, least=1),
+    "num_blocks": Flag(
+        "Blocks in the KV pool; goes before --kv-cache-bytes.", MEMORY, least=1, default_text="auto"
+    ),
+    "kv_cache_bytes": Flag("Size of the KV pool in bytes.", MEMORY, least=1),
+    "enable_prefix_caching": Flag("Keep the KV of finished prompts for others.", MEMORY),
+    "max_num_seqs": Flag("Most requests in one step.", SCHEDULING, least=1),
+    "max_num_batched_tokens": Flag(
+        "Most tokens in one step; longer prompts are computed in chunks of it.",
+        SCHEDULING,
+        least=1,
+    ),
+    "max_waiting": Flag(
+        "Requests that may wait on a node; more are told to come back.", SCHEDULING, least=0
+    ),
+    "threads": Flag("Compute threads of a node.", SCHEDULING, least=1),
+}
+INDEX_FLAGS = {
+    "redis_url": Flag(
+        "Share the prefix index through this Redis, such as redis://127.0.0.1:6379/0. "
+        "Without it routers learn of blocks from the nodes directly.",
+        NETWORK,
+        name="redis",
+        default_text="none",
+    ),
+    "redis_group": Flag("Name of the fleet in Redis.", NETWORK),
+}
+LOG_FLAGS = {"log_requests": Flag("Log one line for each finished request.", LOGGING)}
+
+NODE_FLAGS = {
+    **MODEL_FLAGS,
+    **ENGINE_FLAGS,
+    "node_name": Flag("Name of the node, unique in its fleet.", NETWORK),
+    "host": Flag("Address to listen on.", NETWORK),
+    "port": Flag("Port of the gRPC service.", NETWORK, least=0, most=65535),
+    "metrics_port": Flag(
+        "Port of the Prometheus metrics.", NETWORK, least=0, most=65535, default_text="none"
+    ),
+    "shutdown_grace": Flag("Seconds for running requests to finish at the end.", NETWORK, least=0),
+    **INDEX_FLAGS,
+    **LOG_FLAGS,
+}

@@ -1,0 +1,30 @@
+"""What `--help` says about the flags of the router. Names and defaults are in RouterConfig."""
+
+from kvmesh.cli.flags import Flag
+from kvmesh.cli.node_flags import INDEX_FLAGS, LOG_FLAGS, NETWORK
+from router.config import POLICIES
+
+ROUTING, LIMITS = "Routing", "Limits"
+
+POLICY_FLAGS = {
+    "policy": Flag("How a node is chosen for a request.", ROUTING, choices=POLICIES),
+}
+
+ROUTER_FLAGS = {
+    "nodes": Flag(
+        "host:port of a cache node. Once for each node.", ROUTING, name="node", env="KVMESH_NODES"
+    ),
+    **POLICY_FLAGS,
+    "node_silence": Flag("Seconds after which a silent node counts as down.", ROUTING),
+    "http_host": Flag("Address that the HTTP API listens on.", NETWORK),
+    "http_port": Flag("Port of the OpenAI-compatible API.", NETWORK, least=0, most=65535),
+    "grpc_host": Flag("Address that the gRPC API listens on.", NETWORK),
+    "grpc_port": Flag("Port of the gRPC API.", NETWORK, least=0, most=65535),
+    **INDEX_FLAGS,
+    "max_request_bytes": Flag("A larger request is refused unread.", LIMITS, least=1),
+    "max_in_flight": Flag("Most requests at once; more are told to come back.", LIMITS, least=1),
+    "tokenizer_threads": Flag("Threads that tokenise prompts.", LIMITS, least=1),
+    "request_timeout": Flag("Seconds for a request whose client sets no deadline.", LIMITS),
+    "shutdown_grace": Flag("Seconds for running streams to finish at the end.", LIMITS, least=0),
+    **LOG_FLAGS,
+}

@@ -1,0 +1,106 @@
+"""The configuration of a fleet on this host: what `kvmesh serve` is told."""
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from cache_node.config import NodeConfig
+from kvmesh.cli.flags import Flag
+from kvmesh.cli.node_flags import ENGINE_FLAGS, INDEX_FLAGS, LOG_FLAGS, MODEL_FLAGS, NETWORK
+from kvmesh.cli.ports import free_ports
+from kvmesh.cli.router_flags import POLICY_FLAGS
+from router.config import RouterConfig
+
+NODE = NodeConfig()
+FLEET = "Fleet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """A router and its nodes. Fields that a node or the router has too mean the same there."""
+
+    nodes: int = 2
+    policy: str = "prefix-aware"
+    shutdown_grace: float = 10.0  # seconds, for running requests to finish
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 50051
+    node_port_base: int | None = None
+    redis_url: str | None = NODE.redis_url
+    redis_group: str = NODE.redis_group
+    model: str = NODE.model
+    dtype: str = NODE.dtype
+    served_model_name: str | None = NODE.served_model_name
+    max_model_len: int | None = NODE.max_model_len
+    cache_dir: Path | None = NODE.cache_dir
+    block_size: int = NODE.block_size
+    num_blocks: int | None = NODE.num_blocks
+    kv_cache_bytes: int = NODE.kv_cache_bytes
+    enable_prefix_caching: bool = NODE.enable_prefix_caching
+    max_num_seqs: int = NODE.max_num_seqs
+    max_num_batched_tokens: int = NODE.max_num_batched_tokens
+    max_waiting: int = NODE.max_waiting
+    threads: int = NODE.threads
+    log_requests: bool = NODE.log_requests
+
+    def node_config(self, index: int, port: int) -> NodeConfig:
+        """One node's configuration. Nodes listen on the loopback: only the router talks to them."""
+        shared = {f.name for f in fields(NodeConfig)} & {f.name for f in fields(self)} - {"host"}
+        values = {name: getattr(self, name) for name in shared}
+        return NodeConfig(node_name=f"node-{index}", port=port, **values)
+
+    def router_config(self, node_ports: list[int]) -> RouterConfig:
+        """The configuration of the router over nodes on `node_ports`."""
+        return RouterConfig(
+            nodes=tuple(f"{NODE.host}:{port}" for port in node_ports),
+            http_host=self.host,
+            http_port=self.http_port,
+            grpc_host=self.host,
+            grpc_port=self.grpc_port,
+            redis_url=self.redis_url,
+            redis_group=self.redis_group,
+            policy=self.policy,
+            shutdown_grace=self.shutdown_grace,
+            log_requests=self.log_requests,
+        )
+
+    @property
+    def grpc_target(self) -> str:
+        """host:port where clients on this host reach the router by gRPC."""
+        return f"{self._reachable_host}:{self.grpc_port}"
+
+    @property
+    def http_url(self) -> str:
+        """Base URL of the HTTP API, for clients on this host."""
+        return f"http://{self._reachable_host}:{self.http_port}"
+
+    @property
+    def _reachable_host(self) -> str:
+        return "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+
+
+def on_free_ports(config: ServeConfig | None = None) -> ServeConfig:
+    """The configuration, moved to ports that nobody uses."""
+    config = config or ServeConfig()
+    http_port, grpc_port = free_ports(config.host, 2)
+    return replace(config, http_port=http_port, grpc_port=grpc_port)
+
+
+SERVE_FLAGS = {
+    "nodes": Flag("How many cache nodes to start.", FLEET, least=1, most=64),
+    **POLICY_FLAGS,
+    "shutdown_grace": Flag("Seconds for running requests to finish at the end.", FLEET, least=0),
+    "host": Flag("Address that the router listens on.", NETWORK),
+    "http_port": Flag("Port of the OpenAI-compatible API.", NETWORK, least=1, most=65535),
+    "grpc_port": Flag("Port of the gRPC API.", NETWORK, least=1, most=65535),
+    "node_port_base": Flag(
+        "Port of the first node, the next ones follow.",
+        NETWORK,
+        least=1,
+        most=65535,
+        default_text="free ports",
+    ),
+    **INDEX_FLAGS,
+    **MODEL_FLAGS,
+    **ENGINE_FLAGS,
+    **LOG_FLAGS,
+}
