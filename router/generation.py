@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 from router.answer import Answer
 from router.core import Caller, RouterCore
 from router.exchange import Exchange
-from router.http_errors import as_request_error
+from router.failures import as_request_error
 from router.http_io import parse_body, read_body, until_gone
 from router.openai_answers import DONE, AnswerForm, Transcript, event
 from router.openai_requests import ChatBody, CompletionBody

@@ -3,12 +3,10 @@ router's choice.
 """
 
 import functools
-import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, TypeVar
 
 import grpc
-import structlog
 from google.protobuf.message import Message
 
 from kvmesh.errors import Code, RequestError, abort
@@ -16,11 +14,10 @@ from kvmesh.v1 import fleet_pb2, inference_pb2
 from kvmesh.v1 import generate_pb2 as pb
 from router.answer import NodeError
 from router.core import Caller, RouterCore
+from router.failures import as_request_error
 from router.fleet_view import FleetView
 from router.node import WINDOW_BYTES
 from router.wire import parse
-
-log = structlog.get_logger("router")
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -49,22 +46,11 @@ def guarded(handler: Callable[[Any, bytes, Context], Awaitable[T]]) -> Any:
     async def run(self: Any, raw: bytes, context: Context) -> T:
         try:
             return await handler(self, raw, context)
-        except NodeError as error:
-            failure: RequestError = error
-        except RequestError as error:
-            failure = error
         except Exception as error:  # noqa: BLE001  # whatever it is, the client gets a status
-            failure = internal(error)
-        await _end(context, failure)
+            failure = as_request_error(error)
+        return await _end(context, failure)
 
     return run
-
-
-def internal(error: Exception) -> RequestError:
-    """INTERNAL that names a log line instead of telling the client about our insides."""
-    error_id = uuid.uuid4().hex[:12]
-    log.error("internal", error_id=error_id, exc_info=error)
-    return RequestError(Code.INTERNAL, f"internal error {error_id}, see the router's log")
 
 
 async def _end(context: Context, error: RequestError) -> NoReturn:

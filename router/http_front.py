@@ -20,7 +20,8 @@ from router.config import RouterConfig
 from router.core import RouterCore
 from router.fleet_view import FleetView
 from router.generation import GenerationEndpoint
-from router.http_errors import as_request_error, error_response
+from router.failures import as_request_error
+from router.http_errors import error_response
 from router.openai_answers import error_body
 from router.openai_requests import ChatBody, CompletionBody
 

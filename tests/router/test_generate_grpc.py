@@ -1,16 +1,27 @@
-"""Inference.Generate over real sockets."""
+"""Inference.Generate over real sockets: answers, errors, and what crosses the router beside frames."""
 
+import asyncio
+import time
+
+import grpc
 import pytest
 
+from kvmesh.errors import from_rpc_error
+from kvmesh.packing import pack_tokens, unpack_tokens
 from kvmesh.v1 import generate_pb2 as pb
+from kvmesh.v1 import inference_pb2
 from tests.router.fleet_fixture import eventually, running_fleet
-from tests.router.stub_node import StubNode
+from tests.router.stub_node import Script, StubNode
+
+Code = grpc.StatusCode
 
 
 @pytest.fixture
 async def fleet():
     async with running_fleet(StubNode("node-0"), StubNode("node-1")) as running:
         yield running
+        await eventually(lambda: running.idle)
+        running.app.ledger.check_integrity()
 
 
 def request(text="hello", max_tokens=5, **fields):
@@ -21,6 +32,12 @@ def request(text="hello", max_tokens=5, **fields):
 
 async def answer(fleet, *args, **kwargs):
     return [frame async for frame in fleet.inference.Generate(*args, **kwargs)]
+
+
+async def error(fleet, *args, **kwargs):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await answer(fleet, *args, **kwargs)
+    return from_rpc_error(caught.value)
 
 
 def text_of(frames):
@@ -35,4 +52,254 @@ async def test_streams_the_answer_with_route_first_and_summary_last(fleet):
     assert (route.prompt_tokens, route.attempt, route.policy) == (5, 1, "prefix-aware")
     assert route.reason == "least loaded of 2; no node holds the prefix"
     assert (summary.node, summary.usage.completion_tokens) == (route.node, 7)
-    await eventually(lambda: fleet.idle)
+
+
+async def test_the_node_gets_a_fully_resolved_request(fleet):
+    sent = request("hi", 3, request_id="my-id", priority=5, cache=pb.CACHE_MODE_OFF)
+    frames = await answer(fleet, sent)
+    seen = next(each for node in fleet.nodes for each in node.requests)
+    assert (seen.request_id, seen.attempt, seen.priority) == ("my-id", 1, 5)
+    assert unpack_tokens(seen.token_ids) == list(b"hi")
+    assert seen.sampling.max_tokens == 3
+    assert seen.sampling.HasField("seed")
+    assert frames[0].route.seed == seen.sampling.seed
+    assert seen.cache == pb.CACHE_MODE_OFF
+    assert seen.epoch in [node.info.epoch for node in fleet.nodes]
+
+
+async def test_an_unset_max_tokens_is_what_context_or_pool_leaves():
+    async with running_fleet(StubNode(num_blocks=4)) as fleet:
+        frames = await answer(fleet, pb.GenerateRequest(text="abc"))
+        assert frames[-1].summary.usage.completion_tokens == 4 * 16 - 3
+
+
+async def test_the_same_prompt_again_goes_where_its_prefix_is(fleet):
+    prompt = "x" * 100
+    first = await answer(fleet, request(prompt))
+    place = int(first[0].route.node[-1])
+    await eventually(lambda: fleet.app.view.nodes()[place].indexed_blocks == 6)
+    for _ in range(5):
+        again = await answer(fleet, request(prompt))
+        assert again[0].route.node == first[0].route.node
+        assert again[0].route.reason == "longest prefix: 96 of 100 tokens"
+        assert again[0].route.predicted_cached_tokens == 96
+        assert again[-1].summary.usage.cached.gpu == 96
+    await answer(fleet, request(prompt, cache=pb.CACHE_MODE_OFF))
+
+
+async def test_explain_adds_the_candidates(fleet):
+    frames = await answer(fleet, request(explain=True))
+    names = [each.node for each in frames[0].route.candidates]
+    assert sorted(names) == ["node-0", "node-1"]
+
+
+async def test_chat_is_what_the_template_makes_of_it(fleet):
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")])
+    frames = await answer(
+        fleet, pb.GenerateRequest(chat=chat, sampling=pb.SamplingParams(max_tokens=1))
+    )
+    seen = next(each for node in fleet.nodes for each in node.requests)
+    assert unpack_tokens(seen.token_ids) == [
+        256, *b"user\nhi", 257, *b"\n", 256, *b"assistant\n",
+    ]  # fmt: skip
+    assert frames[0].route.prompt_tokens == len(seen.token_ids) // 4
+
+
+def params(**fields):
+    return pb.GenerateRequest(text="hi", sampling=pb.SamplingParams(**fields))
+
+
+def chat(*messages, **fields):
+    return pb.GenerateRequest(chat=pb.Chat(messages=messages, **fields))
+
+
+BAD = {
+    "empty prompt": (pb.GenerateRequest(text=""), "prompt"),
+    "no prompt": (pb.GenerateRequest(), "prompt"),
+    "empty ids": (pb.GenerateRequest(token_ids=b""), "prompt"),
+    "prompt over the limit": (request("x" * 4096), "prompt"),
+    "prompt and output over the limit": (request("x" * 4000, 97), "max_tokens"),
+    "unknown model": (request(model="gpt-5"), "model"),
+    "NaN temperature": (params(temperature=float("nan")), "temperature"),
+    "infinite top_p": (params(top_p=float("inf")), "top_p"),
+    "negative temperature": (params(temperature=-1), "temperature"),
+    "id out of range": (pb.GenerateRequest(token_ids=pack_tokens([1, 258])), "token_ids"),
+    "ids cut": (pb.GenerateRequest(token_ids=b"\1\0\0"), "token_ids"),
+    "stop id out of range": (params(stop_token_ids=[999]), "stop_token_ids"),
+    "empty stop": (params(stop=[""]), "stop"),
+    "bad request id": (request(request_id="a b"), "request_id"),
+    "priority": (request(priority=101), "priority"),
+    "no messages": (chat(), "messages"),
+    "no role": (chat(pb.ChatMessage(content="x")), "messages[0].role"),
+    "refused by the template": (chat(pb.ChatMessage(role="x", content="x")), "messages"),
+    "tools": (chat(pb.ChatMessage(role="user"), tools_json="{"), "tools_json"),
+    "template args": (
+        chat(pb.ChatMessage(role="user"), template_args_json="[]"),
+        "template_args_json",
+    ),
+    "extra keys": (
+        chat(pb.ChatMessage(role="user", extra_json='{"content": 1')),
+        "messages[0].extra_json",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def bad_raw():
+    """Bytes that no client library sends."""
+    invalid_utf8 = pb.GenerateRequest(text="abc").SerializeToString().replace(b"b", b"\xff")
+    messages = [pb.ChatMessage(role="user", content="abc")] * 2
+    nested = pb.GenerateRequest(chat=pb.Chat(messages=messages)).SerializeToString()
+    at = nested.rindex(b"abc")
+    negative = bytes((0x2A, 11, 0x08)) + b"\xff" * 9 + b"\x01"  # sampling.max_tokens = -1
+    return {
+        "text": invalid_utf8,
+        "chat.messages[1].content": nested[:at] + b"\xed\xa0\x80" + nested[at + 3 :],
+        "sampling": b"\x12\x02hi" + bytes((0x2A, 2, 0x0A, 9)),
+        "request": b"\x12\x7fhi",
+        "max_tokens": b"\x12\x02hi" + negative,
+    }
+
+
+async def raw_error(fleet, raw, method="Generate"):
+    call = fleet.channel.unary_stream(f"/kvmesh.v1.Inference/{method}")(raw)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        [frame async for frame in call]
+    return from_rpc_error(caught.value)
+
+
+async def test_bad_input_is_refused_by_the_name_of_the_field_and_costs_nothing(fleet, bad_raw):
+    for case, (bad, field) in BAD.items():
+        refused = await error(fleet, bad)
+        assert (refused.code, refused.field) == (Code.INVALID_ARGUMENT, field), case
+    for field, raw in bad_raw.items():
+        refused = await raw_error(fleet, raw)
+        assert (refused.code, refused.field) == (Code.INVALID_ARGUMENT, field)
+    huge = request("x" * 10_000_000)
+    refused = await error(fleet, huge)
+    assert (refused.code, refused.field) == (Code.INVALID_ARGUMENT, "text")
+    assert str(4 << 20) in refused.message
+    assert not any(node.requests for node in fleet.nodes)
+    assert fleet.idle
+    assert text_of(await answer(fleet, request())) == "hello"
+
+
+async def test_what_is_not_served_says_so(fleet):
+    for bad in (params(n=2), params(logprobs=1), request(adapter="a"), params(max_tokens=0)):
+        refused = await error(fleet, bad)
+        assert refused.code == Code.UNIMPLEMENTED
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await fleet.inference.Route(inference_pb2.RouteRequest())
+    assert caught.value.code() == Code.UNIMPLEMENTED
+
+
+async def test_a_second_request_of_the_same_id_is_refused_while_the_first_runs(fleet):
+    for node in fleet.nodes:
+        node.script = Script(per_token=0.01)
+    first = fleet.inference.Generate(request(max_tokens=50, request_id="same"))
+    await first.read()
+    assert (await error(fleet, request(request_id="same"))).code == Code.ALREADY_EXISTS
+    count = 1
+    while await first.read() is not grpc.aio.EOF:
+        count += 1
+    assert count == 50
+    await answer(fleet, request(request_id="same"))
+
+
+async def test_tokenize_and_detokenize(fleet):
+    reply = await fleet.inference.Tokenize(inference_pb2.TokenizeRequest(text="hé"))
+    assert unpack_tokens(reply.token_ids) == list("hé".encode())
+    assert (reply.count, reply.max_model_len) == (3, 4096)
+    back = await fleet.inference.Detokenize(
+        inference_pb2.DetokenizeRequest(token_ids=reply.token_ids)
+    )
+    assert back.text == "hé"
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await fleet.inference.Detokenize(
+            inference_pb2.DetokenizeRequest(token_ids=pack_tokens([300]))
+        )
+    assert from_rpc_error(caught.value).field == "token_ids"
+
+
+async def test_metadata_crosses_both_ways_but_not_what_belongs_to_the_hop(fleet):
+    call = fleet.inference.Generate(
+        request(),
+        metadata=(
+            ("x-mine", "1"),
+            ("x-mine-bin", b"\0\xff"),
+            ("authorization", "Bearer secret"),
+            ("kvmesh-lease-bin", b"forged"),
+        ),
+    )
+    [frame async for frame in call]
+    seen = next(each for node in fleet.nodes for each in node.metadata)
+    assert (seen["x-mine"], seen["x-mine-bin"]) == ("1", b"\0\xff")
+    assert "authorization" not in seen
+    assert "kvmesh-lease-bin" not in seen
+    initial, trailing = dict(await call.initial_metadata()), dict(await call.trailing_metadata())
+    assert initial["x-from-node"] == "initial"
+    assert initial["kvmesh-admitted"] == "1"
+    assert trailing["x-from-node-end"] == "trailing"
+    assert pb.Summary.FromString(trailing["kvmesh-usage-bin"]).usage.completion_tokens == 5
+
+
+async def test_a_nodes_status_comes_as_it_was_with_its_details(fleet):
+    stub = (("x-stub", "fail_after=2 code=DATA_LOSS"),)
+    refused = await error(fleet, request(max_tokens=9), metadata=stub)
+    assert (refused.code, refused.message) == (Code.DATA_LOSS, "scripted in the middle")
+    assert refused.retry_after == 0.5
+    stub = (("x-stub", "fail_before=INVALID_ARGUMENT"),)
+    assert (await error(fleet, request(), metadata=stub)).code == Code.INVALID_ARGUMENT
+    assert sum(len(node.requests) for node in fleet.nodes) == 2  # neither was tried again
+
+
+async def test_the_deadline_travels_and_ends_the_work(fleet):
+    stub = (("x-stub", "prefill=30"),)
+    start = time.monotonic()
+    refused = await error(fleet, request(), metadata=stub, timeout=0.4)
+    assert refused.code == Code.DEADLINE_EXCEEDED
+    assert time.monotonic() - start < 1.5
+    remaining = next(each for node in fleet.nodes for each in node.time_remaining)
+    assert 0 < remaining <= 0.4
+    await eventually(lambda: fleet.idle, 1)
+
+
+async def test_without_a_deadline_the_routers_own_limit_holds():
+    async with running_fleet(StubNode(), request_timeout=0.3) as fleet:
+        refused = await error(fleet, request(), metadata=(("x-stub", "prefill=30"),))
+        assert refused.code == Code.DEADLINE_EXCEEDED
+        await eventually(lambda: fleet.idle, 1)
+
+
+async def test_too_many_in_flight_get_resource_exhausted_with_a_time_to_come_back():
+    async with running_fleet(StubNode(), max_in_flight=1) as fleet:
+        slow = fleet.inference.Generate(request(), metadata=(("x-stub", "prefill=30"),))
+        await eventually(lambda: fleet.nodes[0].running)
+        refused = await error(fleet, request())
+        assert refused.code == Code.RESOURCE_EXHAUSTED
+        assert refused.retry_after > 0
+        slow.cancel()
+        await eventually(lambda: fleet.idle, 1)
+        await answer(fleet, request())
+
+
+async def test_a_stalled_reader_holds_its_own_stream_and_little_memory():
+    async with running_fleet(StubNode()) as fleet:
+        big = (("x-stub", "padding=16384"),)  # 3000 frames of 16 KiB: 48 MiB
+        stalled = fleet.inference.Generate(request(max_tokens=3000), metadata=big)
+        await stalled.read()
+        node = fleet.nodes[0]
+        await asyncio.sleep(0.3)
+        assert node.running
+        assert text_of(await answer(fleet, request())) == "hello"
+        memory = resident()
+        await asyncio.sleep(0.3)
+        assert resident() - memory < 4 << 20
+        assert node.running
+        stalled.cancel()
+        await eventually(lambda: fleet.idle, 1)
+
+
+def resident():
+    with open("/proc/self/statm") as statm:  # noqa: PTH123
+        return int(statm.read().split()[1]) * 4096
