@@ -9,6 +9,7 @@ import random
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
+from typing import Any
 
 from cache_node.block_pool import BlockPool
 from cache_node.key_chain import KeyChain
@@ -70,6 +71,7 @@ class MockNode:
     block_size: int = 4
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 64
+    executor: Any = None  # None: the mock model
     now: float = 0.0
     finished: dict[str, Sequence] = field(default_factory=dict)
 
@@ -78,7 +80,7 @@ class MockNode:
         self.scheduler = Scheduler(
             self.pool, Limits(self.max_num_seqs, self.max_num_batched_tokens)
         )
-        self.executor = MockExecutor(self.block_size)
+        self.executor = self.executor or MockExecutor(self.block_size)
         self._ids = count()
 
     def submit(
@@ -89,7 +91,7 @@ class MockNode:
             request_id=f"r{next(self._ids)}",
             tokens=list(prompt),
             prompt_tokens=len(prompt),
-            params=SamplingParams(max_tokens=max_tokens),
+            params=SamplingParams(max_tokens=max_tokens, temperature=0.0),
             eos_token_ids=frozenset({EOS}),
             keys=KeyChain(ROOT, self.block_size),
             arrival=self.now,
