@@ -72,6 +72,7 @@ class StubNode(rpc.CacheNodeServicer):
         self.metadata: list[dict] = []
         self.time_remaining: list[float | None] = []
         self.cancelled = 0
+        self.frames = 0
         self.port = 0
         self.held: set[bytes] = set()
         self.changed: set[asyncio.Event] = set()
@@ -200,6 +201,7 @@ class StubNode(rpc.CacheNodeServicer):
                     (("kvmesh-usage-bin", usage), ("x-from-node-end", "trailing"))
                 )
             await context.write(frame)
+            self.frames += 1
 
     def _cache(self, request) -> int:
         """Prompt tokens found in the cache; afterwards it holds the whole prompt."""
