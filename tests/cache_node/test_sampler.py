@@ -56,7 +56,7 @@ def test_what_is_kept(params, kept):
 
 
 def test_top_p_applies_to_what_min_p_left():
-    """Of 0.5, 0.25, 0.2, 0.05 min_p 0.45 leaves two thirds and one third, so 0.6 is reached by one."""
+    """Min-p leaves 0.5 and 0.25, two thirds and one third, of which one token reaches 0.6."""
     logits = [math.log(p) for p in (0.5, 0.25, 0.2, 0.05)]
     assert set(draw(logits, min_p=0.45, top_p=0.6)) == {0}
     assert set(draw(logits, top_p=0.6)) == {0, 1}
