@@ -1,11 +1,10 @@
 """A request's path through the router, the same for gRPC and HTTP."""
 
-import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import structlog
@@ -33,7 +32,7 @@ class Caller:
     deadline.
     """
 
-    endpoint: str  # for metrics and logs
+    endpoint: str  # for the log
     metadata: Iterable[Pair] = ()
     timeout: float | None = None
 
@@ -72,7 +71,7 @@ class RouterCore:
         Takes over `request` and fills in what the client left out. Raises RequestError.
         """
         arrived = time.monotonic()
-        with self._observed(caller.endpoint), self._admission.slot():
+        with self._admission.slot():
             prompt, model = await self._prepare(request)
             deadline = arrived + min(caller.timeout or self._request_timeout, self._request_timeout)
             job = Job(request, prompt, model, caller.metadata, arrived, deadline)
@@ -85,7 +84,7 @@ class RouterCore:
 
     async def explain(self, request: pb.GenerateRequest) -> pb.RouteReport:
         """Where `request` would go now, and why. Reserves nothing. Raises RequestError."""
-        with self._observed("explain"), self._admission.slot():
+        with self._admission.slot():
             prompt, model = await self._prepare(request)
             candidates = self._placement.candidates(prompt, model, self._registry.up)
             choice = self._placement.choose(prompt, model, candidates)
@@ -97,7 +96,7 @@ class RouterCore:
         self, request: inference_pb2.TokenizeRequest
     ) -> inference_pb2.TokenizeResponse:
         """As Generate would see the prompt. Raises RequestError."""
-        with self._observed("tokenize"), self._admission.slot():
+        with self._admission.slot():
             model = self.model(request.model)
             token_ids = await self._reader.tokenize(request, model)
             return inference_pb2.TokenizeResponse(
@@ -106,7 +105,7 @@ class RouterCore:
 
     async def detokenize(self, request: inference_pb2.DetokenizeRequest) -> str:
         """The text of token ids. Raises RequestError."""
-        with self._observed("detokenize"), self._admission.slot():
+        with self._admission.slot():
             model = self.model(request.model)
             return await self._reader.detokenize(
                 request.token_ids, model, request.skip_special_tokens
@@ -142,25 +141,6 @@ class RouterCore:
         request.sampling.max_tokens = max_tokens
         if not request.sampling.HasField("seed"):
             request.sampling.seed = secrets.randbits(64)
-
-    @contextmanager
-    def _observed(self, endpoint: str) -> Iterator[None]:
-        """Counts the request and how it ended."""
-        code = Code.OK
-        try:
-            with self.metrics.request():
-                yield
-        except RequestError as error:
-            code = error.code
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
-            code = Code.CANCELLED
-            raise
-        except BaseException:
-            code = Code.INTERNAL
-            raise
-        finally:
-            self.metrics.ended(endpoint, code)
 
     async def _finished(self, answer: Answer, caller: Caller, arrived: float) -> None:
         summary = await answer.summary()

@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvmesh.errors import RequestError
 from router.answer import Answer
-from router.http_errors import error_response
+from router.http_errors import error_response, in_openais_words
 from router.openai_answers import error_body, event
 
 
@@ -54,6 +54,7 @@ class Exchange:
         """A broken stream ends without [DONE] and without a finish reason: it does not pretend to
         be complete.
         """
+        error = in_openais_words(error)
         if self._streaming:
             await self.end(event(error_body(error)))
             return

@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
@@ -65,11 +66,19 @@ def parse_body(body: bytes, kind: type[B]) -> B:
 
 
 def _first_problem(error: ValidationError) -> RequestError:
-    problem = error.errors(include_url=False, include_context=False)[0]
+    problems = error.errors(include_url=False, include_context=False)
+    field = problems[0]["loc"][:1]
+    # A union has a problem for each of its members: the one that fits best gets furthest.
+    problem = max((each for each in problems if each["loc"][:1] == field), key=_fit)
     message = problem["msg"].removeprefix("Value error, ")
-    shown = problem["input"]
-    given = f" (is {shown!r})" if isinstance(shown, int | float) else ""
-    return invalid(_path(problem["loc"]), message[0].lower() + message[1:] + given)
+    given = problem["input"]
+    shown = f" (is {given!r})" if isinstance(given, int | float) else ""
+    return invalid(_path(problem["loc"]), message[0].lower() + message[1:] + shown)
+
+
+def _fit(problem: ErrorDetails) -> tuple[int, bool]:
+    depth = sum(isinstance(part, int) for part in problem["loc"])
+    return depth, not problem["type"].endswith("_type")
 
 
 def _path(location: tuple[int | str, ...]) -> str:
@@ -78,17 +87,14 @@ def _path(location: tuple[int | str, ...]) -> str:
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif "[" not in part and part not in _TYPE_NAMES:
+        elif part.isidentifier() and part not in ("str", "int"):
             path += f".{part}" if path else part
     return path or "body"
 
 
-_TYPE_NAMES = frozenset(("str", "int", "float", "bool"))
-
-
-async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
-    """Runs `work`, and cancels it as soon as the client has gone. True if it came to its end;
-    raises what it raises.
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work` and raises what it raises. Raises CANCELLED, and cancels it, once the client has
+    gone.
 
     The body must have been read: from then on ASGI has nothing to say but that the client has left.
     """
@@ -97,9 +103,8 @@ async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            return False
+            raise RequestError(Code.CANCELLED, "the client left")
         task.result()
-        return True
     finally:
         for each in (gone, task):
             each.cancel()

@@ -30,6 +30,11 @@ async def node_of(fleet, metadata=()):
     return (await answer(fleet, request(), metadata=metadata))[0].route.node
 
 
+async def read_all(call):
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
 async def test_a_full_node_is_passed_over():
     full = StubNode("full", script=Script(full=True))
     async with running_fleet(full, StubNode("free"), policy="round-robin") as fleet:
@@ -90,8 +95,7 @@ async def test_a_node_killed_in_mid_stream_and_others_go_on():
             assert time.monotonic() - killed < 2
             assert set(others) == {"node-1"}
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                while await calls[victim].read() is not grpc.aio.EOF:
-                    pass
+                await read_all(calls[victim])
             assert caught.value.code() == Code.UNAVAILABLE
             assert "node-0 was lost after" in caught.value.details()
             assert await calls[1 - victim].read() is not grpc.aio.EOF
@@ -105,9 +109,7 @@ async def test_a_node_killed_before_the_first_token_costs_nobody_the_request():
         addresses = tuple(each.address for each in started)
         async with running_fleet(up=2, addresses=addresses, policy="round-robin") as fleet:
             slow = (("x-stub", "prefill=0.6"),)
-            calls = [
-                asyncio.create_task(answer(fleet, request(), metadata=slow)) for _ in range(4)
-            ]
+            calls = [asyncio.create_task(answer(fleet, request(), metadata=slow)) for _ in range(4)]
             await eventually(lambda: all(n.in_flight == 2 for n in fleet.app.view.nodes()))
             started[0].signal(signal.SIGKILL)
             routes = [frames[0].route for frames in await asyncio.gather(*calls)]
