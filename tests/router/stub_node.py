@@ -77,6 +77,7 @@ class StubNode(rpc.CacheNodeServicer):
         self.held: set[bytes] = set()
         self.changed: set[asyncio.Event] = set()
         self.silent = False
+        self.with_events: bool | None = None
         self.draining = False
         self.last_sequence: dict[str, int] = {}
 
@@ -111,6 +112,7 @@ class StubNode(rpc.CacheNodeServicer):
     async def WatchState(self, request, context):  # noqa: N802
         changed = asyncio.Event()
         self.changed.add(changed)
+        self.with_events = request.include_events  # of the last watcher
         events = self.log.subscribe(changed) if request.include_events else None
         try:
             while True:
