@@ -34,14 +34,18 @@ USE = """
   {program} generate --router {grpc} "Why is the sky blue?"
 
   curl {http}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
+    -d '{{"model": "{model}", "temperature": 0,
+         "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
 
 [bold]Or from Python[/]
   from openai import OpenAI
   client = OpenAI(base_url="{http}/v1", api_key="none")
   answer = client.chat.completions.create(
-      model="{model}", messages=[{{"role": "user", "content": "Why is the sky blue?"}}]
+      model="{model}",
+      messages=[{{"role": "user", "content": "Why is the sky blue?"}}],
+      temperature=0,
   )
+  print(answer.choices[0].message.content)
 """
 
 
