@@ -8,7 +8,7 @@ from router.answer import Answer
 from router.core import Caller, RouterCore
 from router.exchange import Exchange
 from router.failures import as_request_error
-from router.http_io import parse_body, read_body, until_gone
+from router.http_io import parse_body, read_body
 from router.openai_answers import DONE, AnswerForm, Transcript, event
 from router.openai_requests import ChatBody, CompletionBody
 
@@ -31,9 +31,9 @@ class GenerationEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
         try:
-            with self._core.metrics.observed(self._name):
+            with self._core.arrival(self._name):
                 body = parse_body(await read_body(exchange.request, self._max_bytes), self._kind)
-                await until_gone(receive, self._answer(body, exchange))
+                await exchange.while_there(self._answer(body, exchange))
         except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
             await exchange.fail(as_request_error(error))
 

@@ -37,17 +37,16 @@ SERVER_OPTIONS = (
 INFERENCE, FLEET = "kvmesh.v1.Inference", "kvmesh.v1.Fleet"
 
 
-def served(endpoint: str) -> Callable[[Handler[T]], Any]:
-    """Counts a method's requests, and lets no exception reach grpc, which would answer UNKNOWN.
-
-    It becomes a status with details, or INTERNAL with an id.
+def served(endpoint: str, *, bounded: bool = True) -> Callable[[Handler[T]], Any]:
+    """Counts a method's requests against the router's bounds, and lets no exception reach grpc,
+    which would answer UNKNOWN: it becomes a status with details, or INTERNAL with an id.
     """
 
     def decorate(handler: Handler[T]) -> Any:
         @functools.wraps(handler)
         async def run(self: "_Front", raw: bytes, context: Context) -> T:
             try:
-                with self.core.metrics.observed(endpoint):
+                with self.core.arrival(endpoint, bounded=bounded):
                     return await handler(self, raw, context)
             except Exception as error:  # noqa: BLE001  # whatever it is, the client gets a status
                 failure = as_request_error(error)
@@ -91,7 +90,7 @@ class InferenceFront(_Front):
                 await context.write(frame)
             context.set_trailing_metadata(tuple(await answer.trailing_metadata()))
 
-    @served("route")
+    @served("route", bounded=False)
     async def route(self, _raw: bytes, _context: Context) -> bytes:
         raise unserved("Route", "call Generate instead")
 
@@ -122,7 +121,7 @@ class FleetFront(_Front):
             for name, handler in (served | later).items()
         }
 
-    @served("list_nodes")
+    @served("list_nodes", bounded=False)
     async def list_nodes(self, raw: bytes, _context: Context) -> bytes:
         parse(raw, fleet_pb2.ListNodesRequest, self._max)
         return _serialized(fleet_pb2.ListNodesResponse(nodes=self._view.nodes()))

@@ -130,9 +130,11 @@ class StubNode(rpc.CacheNodeServicer):
     def _state(self, router_id, events) -> pb.NodeState:
         state = pb.NodeState(epoch=self.info.epoch, draining=self.draining)
         queued = [each for each in self.running.values() if not each.prefilled]
+        held = sum(_blocks(each.request) for each in self.running.values())
         state.load.CopyFrom(
             pb.NodeLoad(
-                committed_blocks=sum(_blocks(each.request) for each in self.running.values()),
+                committed_blocks=held,
+                free_blocks=self.num_blocks - held,
                 running=len(self.running),
                 queued_prefill_tokens=sum(len(each.request.token_ids) // 4 for each in queued),
                 last_dispatch_sequence=self.last_sequence.get(router_id, 0),
