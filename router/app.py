@@ -77,9 +77,7 @@ class RouterApp:
         )
 
     async def start(self) -> None:
-        """Serves from here on, with UNAVAILABLE until a node is up. Raises OSError when a port is
-        taken.
-        """
+        """Serves from here on, UNAVAILABLE until a node is up. Raises OSError for a taken port."""
         self._registry.on_change(self._show_health)
         await self._start_grpc()
         self.http_port = await self._http.start()

@@ -25,9 +25,7 @@ from router.request_log import RequestLog
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a front knows beside the request. `timeout` is in seconds, None when the client set no
-    deadline.
-    """
+    """What a front knows beside the request. `timeout`: seconds, None without a deadline."""
 
     endpoint: str  # for the log
     metadata: Iterable[Pair] = ()
@@ -115,9 +113,7 @@ class RouterCore:
         return await self._reader.detokenize(request.token_ids, model, request.skip_special_tokens)
 
     def model(self, name: str) -> Model:
-        """The model that clients call `name`. Raises INVALID_ARGUMENT for another, UNAVAILABLE
-        before the first node.
-        """
+        """The model called `name`. Raises INVALID_ARGUMENT for another, UNAVAILABLE without any."""
         model = self.fleet.model
         if name not in ("", model.name):
             raise invalid("model", f"must be {model.name!r} or empty, is {name[:200]!r}")

@@ -1,6 +1,4 @@
-"""Where a prompt goes: what is known of each node, the policy's choice, and the reservation, in one
-atomic step.
-"""
+"""Where a prompt goes: what is known of the nodes, the policy's choice, and the reservation."""
 
 import random
 from collections.abc import Collection
