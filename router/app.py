@@ -85,7 +85,13 @@ class RouterApp:
         self._spawn(self._check_silence(), "silence")
         for node in self._registry.nodes:
             watcher = Watcher(
-                node, self._registry, self._fleet, self._index, self._silence, self._router_id
+                node,
+                self._registry,
+                self._fleet,
+                self._index,
+                self.ledger,
+                self._silence,
+                self._router_id,
             )
             self._spawn(watcher.run(), f"watch {node.address}")
 

@@ -13,6 +13,7 @@ from kvmesh.v1 import cache_node_pb2 as pb
 from kvmesh.v1 import cache_node_pb2_grpc as rpc
 from router.fleet import Fleet
 from router.index import Index
+from router.ledger import Ledger
 from router.node import Health, Node
 from router.registry import Registry
 from router.silence import SilenceDetector
@@ -50,6 +51,7 @@ class Watcher:
         registry: Registry,
         fleet: Fleet,
         index: Index,
+        ledger: Ledger,
         silence: SilenceDetector,
         router_id: str,
         clock: Callable[[], float] = time.time,
@@ -58,6 +60,7 @@ class Watcher:
         self._registry = registry
         self._fleet = fleet
         self._index = index
+        self._ledger = ledger
         self._silence = silence
         self._router_id = router_id
         self._clock = clock
@@ -151,6 +154,7 @@ class Watcher:
         if state.epoch != info.epoch:
             raise NodeLost(Health.NODE_HEALTH_DOWN, f"restarted as epoch {state.epoch}")
         self._node.load = state.load
+        self._ledger.report(info.name, state.load.last_dispatch_sequence)
         health = Health.NODE_HEALTH_DRAINING if state.draining else Health.NODE_HEALTH_UP
         self._registry.set_health(self._node, health)
         if not state.HasField("events"):

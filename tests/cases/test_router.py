@@ -25,14 +25,14 @@ def send(nodes, policy, ledger, count, *, prompt=540, output=64):
     chosen = Counter()
     holds = set()
     for number in range(count):
-        unseen = {name: ledger.unseen(name, 0) for name in nodes}
+        changes = {name: ledger.since_report(name) for name in nodes}
         candidates = [
             Candidate(
                 name,
                 cached_gpu_tokens=SYSTEM_PROMPT if name in holds else 0,
-                queued_prefill_tokens=unseen[name].prefill_tokens,
-                active_blocks=unseen[name].blocks,
-                requests=unseen[name].requests,
+                queued_prefill_tokens=changes[name].prefill_tokens,
+                active_blocks=changes[name].blocks,
+                requests=changes[name].requests,
             )
             for name in nodes
         ]

@@ -81,6 +81,7 @@ async def test_the_same_prompt_again_goes_where_its_prefix_is(fleet):
     place = int(first[0].route.node[-1])
     await eventually(lambda: fleet.app.view.nodes()[place].indexed_blocks == 6)
     for _ in range(5):
+        await eventually(lambda: fleet.quiet)
         again = await answer(fleet, request(prompt))
         assert again[0].route.node == first[0].route.node
         assert again[0].route.reason == "longest prefix: 96 of 100 tokens"
