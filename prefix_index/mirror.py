@@ -102,10 +102,6 @@ class Mirror:
         known = self._nodes.get(node)
         return 0 if known is None else known.slot.size
 
-    def nodes(self) -> list[str]:
-        """Names of the known nodes."""
-        return list(self._nodes)
-
     def _change(self, node: str, known: _Node, changes: Sequence[Run]) -> None:
         for kind, tier, keys in changes:
             if tier is None:

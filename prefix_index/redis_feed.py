@@ -13,6 +13,7 @@ from redis.typing import KeyT, StreamIdT
 
 from prefix_index.backoff import Backoff
 from prefix_index.batch import Batch
+from prefix_index.cancellation import raise_if_cancelled
 from prefix_index.events import TIERS, Tier, pack_held
 from prefix_index.mirror import Mirror
 from prefix_index.redis_layout import (
@@ -106,10 +107,11 @@ class RedisFeed:
         """Feeds the mirror until it is cancelled."""
         try:
             while True:
+                raise_if_cancelled()
                 try:
                     await self._follow()
-                except* (RedisError, OSError, ValueError) as failed:
-                    self._lose(failed.exceptions[0])
+                except (RedisError, OSError, ValueError) as error:
+                    self._lose(error)
                 await asyncio.sleep(self._backoff.fail())
         finally:
             self._healthy = False
@@ -117,11 +119,18 @@ class RedisFeed:
 
     async def _follow(self) -> None:
         """Tails and reloads until one of them fails."""
-        async with asyncio.TaskGroup() as tasks:
-            positions: _Positions = {key: await self._last_id(key) for key in self._streams()}
-            self._begin()
-            tasks.create_task(self._tail(positions))
-            tasks.create_task(self._reload_wanted())
+        positions: _Positions = {key: await self._last_id(key) for key in self._streams()}
+        raise_if_cancelled()
+        self._begin()
+        # No TaskGroup: in Python 3.11 it swallows a cancellation that meets a failure.
+        parts = (self._tail(positions), self._reload_wanted())
+        tasks = [asyncio.create_task(part) for part in parts]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _streams(self) -> list[bytes]:
         return [stream_key(self._group, shard) for shard in range(self._shards)]
@@ -147,6 +156,7 @@ class RedisFeed:
 
     async def _tail(self, positions: _Positions) -> None:
         while True:
+            raise_if_cancelled()
             answer = await self._redis.xread(positions, count=READ_COUNT, block=self._block)
             for stream, entries in cast(list[tuple[bytes, _Entries]], answer):
                 for _, fields in entries:
@@ -198,13 +208,14 @@ class RedisFeed:
 
     async def _reload_wanted(self) -> None:
         while True:
-            await self._reload_due.wait()
-            self._reload_due.clear()
-            while self._wanted:
-                node = next(iter(self._wanted))
-                del self._wanted[node]
-                if (known := self._nodes.get(node)) is not None:
-                    await self._reload(node, known)
+            raise_if_cancelled()
+            while not self._wanted:
+                self._reload_due.clear()
+                await self._reload_due.wait()
+            node = next(iter(self._wanted))
+            del self._wanted[node]
+            if (known := self._nodes.get(node)) is not None:
+                await self._reload(node, known)
 
     async def _reload(self, node: str, known: _Tracked) -> None:
         # The tail keeps the node's entries from here on, all later than what is read below.

@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 
 from prefix_index.backoff import Backoff
 from prefix_index.batch import Batch
+from prefix_index.cancellation import raise_if_cancelled
 from prefix_index.event_log import EventLog
 from prefix_index.events import Kind, pack, runs
 from prefix_index.redis_layout import (
@@ -103,6 +104,7 @@ class RedisPublisher:
 
     async def _publish(self) -> None:
         while True:
+            raise_if_cancelled()
             batch = await self._next()
             if batch.snapshot:
                 await self._write_snapshot(batch)

@@ -57,6 +57,7 @@ class Fleet:
     def __init__(self):
         self.mirror = WatchedMirror()
         self.logs = {}
+        self.watched = set()
 
     async def __aenter__(self):
         return self
@@ -74,7 +75,13 @@ class Fleet:
 
     def watch(self, name):
         """The router's watcher sees the node."""
+        self.watched.add(name)
         self.feed.track(name, self.logs[name].epoch)
+
+    def unwatch(self, name):
+        """The router's watcher gives the node up."""
+        self.watched.discard(name)
+        self.feed.untrack(name)
 
     async def up(self, name, epoch=1, max_pending=1000):
         log = await self.start(name, epoch, max_pending)
@@ -108,7 +115,7 @@ class DirectFleet(Fleet):
             if name in self._losing:
                 continue
             self._last[name] = wire = batch.to_proto().SerializeToString()
-            if name not in self.mirror.nodes():
+            if name not in self.watched:
                 subscription.restart()
                 await asyncio.sleep(0.01)
             elif not self.feed.apply(name, log.epoch, BlockEvents.FromString(wire)):

@@ -127,7 +127,7 @@ async def test_a_cleared_cache_is_empty_but_for_what_came_after(fleet):
     assert fleet.mirror.match(KEYS) == {"node": Match(1, 0)}
     assert fleet.mirror.size("node") == 1
     # A router that starts now sees the same.
-    fleet.feed.untrack("node")
+    fleet.unwatch("node")
     fleet.watch("node")
     log.append(stored(B))
     await fleet.settled("node")
@@ -149,8 +149,8 @@ async def test_a_node_that_is_gone_is_gone(fleet):
     log = await fleet.up("node")
     log.append(stored(A))
     await fleet.settled("node")
-    fleet.feed.untrack("node")
-    fleet.feed.untrack("node")
+    fleet.unwatch("node")
+    fleet.unwatch("node")
     assert fleet.mirror.match(KEYS) == {}
     assert fleet.mirror.mode("node") == INDEX_MODE_BLIND
     log.append(stored(B))

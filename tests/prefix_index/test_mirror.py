@@ -88,7 +88,7 @@ def test_another_epoch_is_ignored():
     assert mirror.apply("node-0", 2, log_of(Cleared(), epoch=2).snapshot())
     assert mirror.apply("stranger", 1, log_of(Stored(KEYS[0], TIER_GPU)).snapshot())
     assert mirror.match(KEYS) == {"node-0": Match(1, 0)}
-    assert mirror.nodes() == ["node-0"]
+    assert mirror.mode("stranger") == INDEX_MODE_BLIND
 
 
 def test_malformed_events_change_nothing():
