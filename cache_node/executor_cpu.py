@@ -13,8 +13,8 @@ from cache_node.model.model_config import ModelConfig
 from cache_node.model.source import Progress
 from cache_node.model.weights import Checkpoint
 from cache_node.sampler import sample
-from cache_node.sampling import SampleSpec, SamplingParams
-from cache_node.step_plan import Row, StepPlan
+from cache_node.sampling import Choice, SampleSpec, SamplingParams
+from cache_node.step_plan import Row, RowResult, StepPlan
 from kernels.attention import AttentionRow, plan_attention
 from kernels.block_copy import copy_blocks
 from kernels.kv_write import kv_write_index
@@ -42,14 +42,13 @@ class CpuExecutor:
         return self._pool
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> list[int | None]:
-        sampled = [(i, row.sample) for i, row in enumerate(plan.rows) if row.sample is not None]
-        logits = self.logits(plan, [i for i, _ in sampled])
-        chosen = sample(logits, [spec for _, spec in sampled])
-        tokens: list[int | None] = [None] * len(plan.rows)
-        for (i, _), token in zip(sampled, chosen, strict=True):
-            tokens[i] = token
-        return tokens
+    def run(self, plan: StepPlan) -> list[RowResult]:
+        sampled = [i for i, row in enumerate(plan.rows) if row.samples]
+        logits = self.logits(plan, sampled)
+        repeats = torch.tensor([len(plan.rows[i].samples) for i in sampled], dtype=torch.int64)
+        specs = [spec for i in sampled for spec in plan.rows[i].samples]
+        choices = iter(sample(logits.repeat_interleave(repeats, dim=0), specs))
+        return [RowResult([Choice(next(choices)) for _ in row.samples]) for row in plan.rows]
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan, rows: Sequence[int]) -> torch.Tensor:
@@ -135,5 +134,5 @@ def _warm_up(executor: CpuExecutor) -> None:
     """
     size, table = executor.layout.block_size, [1]
     spec = SampleSpec(SamplingParams(temperature=0.0), position=size)
-    for row in (Row([0] * size, 0, table, spec), Row([0], size - 1, table, spec)):
+    for row in (Row([0] * size, 0, table, [spec]), Row([0], size - 1, table, [spec])):
         executor.run(StepPlan([row]))

@@ -18,7 +18,7 @@ def test_a6_a_preempted_request_is_readmitted_only_with_room_for_all_its_tokens(
     for i in range(3):
         node.submit(tokens(12, seed=i), 20)
     node.run()
-    assert 0 < node.scheduler.preemptions <= 6
+    assert 0 < node.counters.preemptions <= 6
 
 
 def test_a7_the_whole_input_is_counted_at_admission():
@@ -26,9 +26,9 @@ def test_a7_the_whole_input_is_counted_at_admission():
     for i in range(5):
         node.submit(tokens(28, seed=i), 1)
     node.step()
-    assert len(node.scheduler.running) <= 2
+    assert len(node.scheduler.roster.running) <= 2
     node.run()
-    assert node.scheduler.preemptions == 0
+    assert node.counters.preemptions == 0
 
 
 def test_a10_a_single_request_may_take_the_last_block():
@@ -39,7 +39,7 @@ def test_a10_a_single_request_may_take_the_last_block():
 def test_a16_a_preempted_request_resumes_before_newcomers_of_its_priority():
     node = MockNode(num_blocks=10, block_size=4)
     old = [node.submit(tokens(8, seed=i), 20) for i in range(2)]
-    while not node.scheduler.preemptions:
+    while not node.counters.preemptions:
         node.step()
     new = node.submit(tokens(8, seed=9), 2)
     while new.state is State.WAITING:
@@ -72,7 +72,7 @@ def test_b5_an_abort_in_every_state_and_twice():
     node.step()
     node.abort(prefilling)
     both = [node.submit(tokens(8, seed=i), 20) for i in range(2)]
-    while not node.scheduler.preemptions:
+    while not node.counters.preemptions:
         node.step()
     for sequence in both:
         node.abort(sequence)
@@ -105,7 +105,7 @@ def test_c1_a_prompt_aborted_during_prefill_leaves_only_computed_blocks():
     node.step()
     node.abort(sequence)
     again = node.generate(tokens(40), 4)
-    assert again.cached_tokens == 8
+    assert again.request.cached_tokens == 8
     assert again.output == reference(tokens(40), 4)
 
 
@@ -124,7 +124,7 @@ def test_c3_a_fully_cached_prompt_of_whole_blocks_still_computes_a_token(blocks)
     first = node.generate(prompt, 8)
     again = node.generate(prompt, 8)
     assert again.output == first.output
-    assert 4 * (blocks - 1) <= again.cached_tokens < len(prompt)
+    assert 4 * (blocks - 1) <= again.request.cached_tokens < len(prompt)
 
 
 def test_c5_hits_are_looked_up_again_at_every_try():
@@ -151,4 +151,4 @@ def test_f4_a_look_up_retried_many_times_is_counted_once():
     node.step()
     node.submit(tokens(16, seed=1), 4)
     node.run()
-    assert node.scheduler.queried_tokens == 36
+    assert node.counters.queried_tokens == 36

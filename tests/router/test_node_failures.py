@@ -105,9 +105,7 @@ async def test_a_node_killed_before_the_first_token_costs_nobody_the_request():
         addresses = tuple(each.address for each in started)
         async with running_fleet(up=2, addresses=addresses, policy="round-robin") as fleet:
             slow = (("x-stub", "prefill=0.6"),)
-            calls = [
-                asyncio.create_task(answer(fleet, request(), metadata=slow)) for _ in range(4)
-            ]
+            calls = [asyncio.create_task(answer(fleet, request(), metadata=slow)) for _ in range(4)]
             await eventually(lambda: all(n.in_flight == 2 for n in fleet.app.view.nodes()))
             started[0].signal(signal.SIGKILL)
             routes = [frames[0].route for frames in await asyncio.gather(*calls)]

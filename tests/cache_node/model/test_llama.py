@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiny_model import save_tiny
 
 from cache_node.sampling import SampleSpec
 from cache_node.step_plan import Row, StepPlan
 from tests.model_driver import GREEDY, Driver, make_executor, reference_model
-from tests.tiny_model import save_tiny
 
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
 LLAMA3 = {
