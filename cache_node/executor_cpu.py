@@ -94,10 +94,11 @@ def load_executor(config: NodeConfig, directory: Path, progress: Progress) -> Cp
     torch.set_num_threads(config.threads)
     progress("load", None)
     model_config = ModelConfig.from_directory(directory)
-    model = LlamaModel(model_config, Checkpoint(directory), _dtype(config.dtype))
+    model = LlamaModel(model_config, Checkpoint(directory), DTYPES[config.dtype])
     layout = kv_layout(model_config, config.block_size, model.dtype)
-    blocks = config.num_blocks or layout.num_blocks(config.kv_cache_bytes)
-    executor = CpuExecutor(model, layout, blocks)
+    executor = CpuExecutor(
+        model, layout, config.num_blocks or layout.num_blocks(config.kv_cache_bytes)
+    )
     progress("warm up", None)
     _warm_up(executor)
     return executor
@@ -111,12 +112,6 @@ def kv_layout(model: ModelConfig, block_size: int, dtype: torch.dtype) -> KvLayo
         block_size=block_size,
         dtype=str(dtype).removeprefix("torch."),
     )
-
-
-def _dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise ValueError(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
-    return DTYPES[name]
 
 
 def _make_pool(layout: KvLayout, num_blocks: int, dtype: torch.dtype) -> torch.Tensor:

@@ -70,10 +70,6 @@ class Tokenizer:
             return ()
         return tuple(ids) if isinstance(ids, list) else (int(ids),)
 
-    @property
-    def has_chat_template(self) -> bool:
-        return self._template is not None
-
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Pass add_special_tokens=False for rendered chat templates, which contain theirs."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids

@@ -39,7 +39,8 @@ class EventLog:
         """Number of the present state: how many appends have changed the set of keys."""
         return self._sequence
 
-    def __len__(self) -> int:
+    @property
+    def size(self) -> int:
         """How many (key, tier) pairs are stored."""
         return sum(len(copies) for copies in self._copies.values())
 
@@ -75,7 +76,7 @@ class EventLog:
             case Removed(key, tier):
                 return self._remove(key, self._copies[tier])
             case Cleared():
-                held = len(self)
+                held = self.size
                 for copies in self._copies.values():
                     copies.clear()
                 return held > 0

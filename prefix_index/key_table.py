@@ -47,6 +47,7 @@ class KeyTable:
     def __init__(self) -> None:
         self._masks: dict[bytes, int] = {}
         self._live = 0  # the GPU bit of each live slot
+        self._holders: dict[int, str] = {}  # GPU bit of a live slot → its holder
         self._slots = 0
         self._free: list[int] = []
         self._retired: list[int] = []
@@ -57,18 +58,20 @@ class KeyTable:
         """Keys in the table, retired ones that are not swept yet included."""
         return len(self._masks)
 
-    def open(self) -> Slot:
-        """An empty slot."""
+    def open(self, holder: str) -> Slot:
+        """An empty slot for the keys of `holder`."""
         if self._free:
             index = self._free.pop()
         else:
             index, self._slots = self._slots, self._slots + 1
         self._live |= 1 << 2 * index
+        self._holders[1 << 2 * index] = holder
         return Slot(index)
 
     def retire(self, slot: Slot) -> None:
         """Forgets all that the slot holds. The slot must not be used again."""
         self._live &= ~(1 << 2 * slot.index)
+        del self._holders[1 << 2 * slot.index]
         self._retired.append(slot.index)
         slot.size = 0
 
@@ -98,12 +101,12 @@ class KeyTable:
             else:
                 del masks[key]
 
-    def match(self, keys: Sequence[bytes]) -> dict[int, Match]:
-        """Slot index → its longest leading run of `keys`; without slots that lack the first key."""
+    def match(self, keys: Sequence[bytes]) -> dict[str, Match]:
+        """Holder → its longest leading run of `keys`; without those that lack the first key."""
         if not keys or not (first := self._masks.get(keys[0], 0)):
             return {}
         masks = list(map(self._masks.get, keys))
-        found: dict[int, Match] = {}
+        found: dict[str, Match] = {}
         alive = (first | first >> 1) & self._live
         offloaded: list[tuple[int, int]] = []  # (mask, slots that hold it in the CPU tier only)
         # Neighbours mostly share one mask: the few distinct ones, in order of appearance, decide.
@@ -112,12 +115,24 @@ class KeyTable:
             held = (mask | mask >> 1) & alive if mask else 0
             if held != alive:
                 at = masks.index(mask, at)
-                _end_runs(found, alive ^ held, masks, at, offloaded)
+                found |= self._end_runs(alive ^ held, masks[:at], offloaded)
                 if not (alive := held):
                     return found
             if mask and (only := mask >> 1 & ~mask & alive):
                 offloaded.append((mask, only))
-        _end_runs(found, alive, masks, len(masks), offloaded)
+        return found | self._end_runs(alive, masks, offloaded)
+
+    def _end_runs(
+        self, ended: int, run: list[int | None], offloaded: list[tuple[int, int]]
+    ) -> dict[str, Match]:
+        """The matches of the slots in `ended`, which all hold the blocks of `run`."""
+        on_gpu, found = Match(len(run), 0), {}
+        counts = [(only, run.count(mask)) for mask, only in offloaded]
+        while ended:
+            bit = ended & -ended
+            ended ^= bit
+            cpu = sum(count for only, count in counts if only & bit) if counts else 0
+            found[self._holders[bit]] = Match(len(run) - cpu, cpu) if cpu else on_gpu
         return found
 
     def sweep(self, budget: int) -> None:
@@ -141,19 +156,3 @@ class KeyTable:
         self._cleaning, self._retired = self._retired, []
         self._visiting = list(self._masks)
         return True
-
-
-def _end_runs(
-    found: dict[int, Match],
-    ended: int,
-    masks: Sequence[int | None],
-    length: int,
-    offloaded: Sequence[tuple[int, int]],
-) -> None:
-    """Enters the slots in `ended`, whose runs are `length` blocks long."""
-    counts = [(only, masks[:length].count(mask)) for mask, only in offloaded]
-    while ended:
-        bit = ended & -ended
-        cpu = sum(count for only, count in counts if only & bit) if counts else 0
-        found[bit.bit_length() >> 1] = Match(length - cpu, cpu)
-        ended ^= bit

@@ -38,7 +38,6 @@ class Mirror:
     def __init__(self) -> None:
         self._table = KeyTable()
         self._nodes: dict[str, _Node] = {}
-        self._names: dict[int, str] = {}  # slot index → node
 
     def set_epoch(self, node: str, epoch: int) -> None:
         """The node lives, in this epoch. What it held in another one counts for nothing now."""
@@ -46,13 +45,13 @@ class Mirror:
         if known is not None and known.epoch == epoch:
             return
         self.drop(node)
-        self._nodes[node] = _Node(epoch, self._open(node))
+        self._nodes[node] = _Node(epoch, self._table.open(node))
 
     def drop(self, node: str) -> None:
         """The node is gone with all its entries. Unknown nodes are fine."""
         known = self._nodes.pop(node, None)
         if known is not None:
-            self._retire(known.slot)
+            self._table.retire(known.slot)
 
     def apply(self, node: str, epoch: int, batch: Batch) -> bool:
         """Takes a batch in. False if it does not continue what is held: a gap, the node is STALE
@@ -84,8 +83,7 @@ class Mirror:
 
     def match(self, keys: Sequence[bytes]) -> dict[str, Match]:
         """For each node that holds the first block: its longest leading run, from any tier."""
-        names = self._names
-        return {names[index]: match for index, match in self._table.match(keys).items()}
+        return self._table.match(keys)
 
     def mode(self, node: str) -> fleet_pb2.IndexMode.ValueType:
         """EXACT; STALE after a gap or cut; BLIND before a snapshot, or for an unknown node."""
@@ -119,14 +117,5 @@ class Mirror:
         self._table.sweep(2 * sum(len(run.keys) for run in changes))
 
     def _forget(self, node: str, known: _Node) -> None:
-        self._retire(known.slot)
-        known.slot = self._open(node)
-
-    def _open(self, node: str) -> Slot:
-        slot = self._table.open()
-        self._names[slot.index] = node
-        return slot
-
-    def _retire(self, slot: Slot) -> None:
-        del self._names[slot.index]
-        self._table.retire(slot)
+        self._table.retire(known.slot)
+        known.slot = self._table.open(node)

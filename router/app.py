@@ -25,15 +25,13 @@ from router.metrics import RouterMetrics
 from router.placement import Placement
 from router.prompt import PromptReader
 from router.registry import Registry
+from router.request_log import RequestLog
 from router.silence import SilenceDetector
 from router.watcher import Watcher
 
 log = structlog.get_logger("router")
 
 SILENCE_PERIOD = 0.1  # seconds between two checks for silent nodes
-
-# Not part of how a stream ends: what is cancelled at shutdown may need this long to say so.
-CANCEL_GRACE = 1.0
 
 
 class RouterApp:
@@ -75,7 +73,7 @@ class RouterApp:
             dispatcher,
             self.metrics,
             request_timeout=self._config.request_timeout,
-            log_requests=self._config.log_requests,
+            request_log=RequestLog(self._config.log_requests),
         )
 
     async def start(self) -> None:
@@ -105,7 +103,9 @@ class RouterApp:
         self._reader.close()
 
     def _spawn(self, work: Any, name: str) -> None:
-        self._tasks.append(asyncio.create_task(work, name=name))
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(_log_failure)
+        self._tasks.append(task)
 
     async def _start_grpc(self) -> None:
         limit = self._config.max_request_bytes
@@ -145,3 +145,9 @@ class RouterApp:
         while True:
             self._silence.check(time.monotonic())
             await asyncio.sleep(SILENCE_PERIOD)
+
+
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    """Background work ends with the router, not before."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("background", task=task.get_name(), exc_info=error)

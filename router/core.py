@@ -1,16 +1,13 @@
 """A request's path through the router, the same for gRPC and HTTP."""
 
-import asyncio
 import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-import structlog
-
-from kvmesh.errors import Code, RequestError, invalid
+from kvmesh.errors import invalid, unavailable
 from kvmesh.v1 import generate_pb2 as pb
 from kvmesh.v1 import inference_pb2
 from kvmesh.validation import check_priority, check_request_id, check_sampling, check_unserved
@@ -23,8 +20,7 @@ from router.metrics import RouterMetrics
 from router.placement import Placement
 from router.prompt import Prompt, PromptReader
 from router.registry import Registry
-
-log = structlog.get_logger("router")
+from router.request_log import RequestLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +29,7 @@ class Caller:
     deadline.
     """
 
-    endpoint: str  # for metrics and logs
+    endpoint: str  # for the log
     metadata: Iterable[Pair] = ()
     timeout: float | None = None
 
@@ -51,8 +47,8 @@ class RouterCore:
         dispatcher: Dispatcher,
         metrics: RouterMetrics,
         *,
+        request_log: RequestLog,
         request_timeout: float,
-        log_requests: bool,
     ) -> None:
         self.fleet = fleet
         self.metrics = metrics
@@ -62,7 +58,17 @@ class RouterCore:
         self._placement = placement
         self._dispatcher = dispatcher
         self._request_timeout = request_timeout
-        self._log_requests = log_requests
+        self._log = request_log
+
+    @contextmanager
+    def arrival(self, endpoint: str, *, bounded: bool = True) -> Iterator[None]:
+        """Counts a request and holds its place from arrival to end; fronts work on it inside.
+
+        Raises RESOURCE_EXHAUSTED when there is no place. What costs nothing, and operators need
+        most when the router is full, is not `bounded`.
+        """
+        with self.metrics.observed(endpoint), self._admission.slot() if bounded else nullcontext():
+            yield
 
     @asynccontextmanager
     async def generate(self, request: pb.GenerateRequest, caller: Caller) -> AsyncIterator[Answer]:
@@ -72,45 +78,42 @@ class RouterCore:
         Takes over `request` and fills in what the client left out. Raises RequestError.
         """
         arrived = time.monotonic()
-        with self._observed(caller.endpoint), self._admission.slot():
+        with self._log.entry(caller.endpoint, request) as entry:
             prompt, model = await self._prepare(request)
             deadline = arrived + min(caller.timeout or self._request_timeout, self._request_timeout)
             job = Job(request, prompt, model, caller.metadata, arrived, deadline)
             answer = await self._dispatcher.open(job)
+            entry.report = answer.report
             try:
                 yield answer
-                await self._finished(answer, caller, arrived)
+                entry.summary = await answer.summary()
+                self.metrics.used(entry.summary.usage)
             finally:
                 answer.close()
 
     async def explain(self, request: pb.GenerateRequest) -> pb.RouteReport:
         """Where `request` would go now, and why. Reserves nothing. Raises RequestError."""
-        with self._observed("explain"), self._admission.slot():
-            prompt, model = await self._prepare(request)
-            candidates = self._placement.candidates(prompt, model, self._registry.up)
-            choice = self._placement.choose(prompt, model, candidates)
-            report = self._placement.report(request, prompt, choice)
-            report.candidates.extend(self._placement.explain(choice, candidates))
-            return report
+        prompt, model = await self._prepare(request)
+        candidates = self._placement.candidates(prompt, model, self._registry.up)
+        choice = self._placement.choose(prompt, model, candidates)
+        report = self._placement.report(request, prompt, choice)
+        report.candidates.extend(self._placement.explain(choice, candidates))
+        return report
 
     async def tokenize(
         self, request: inference_pb2.TokenizeRequest
     ) -> inference_pb2.TokenizeResponse:
         """As Generate would see the prompt. Raises RequestError."""
-        with self._observed("tokenize"), self._admission.slot():
-            model = self.model(request.model)
-            token_ids = await self._reader.tokenize(request, model)
-            return inference_pb2.TokenizeResponse(
-                token_ids=token_ids, count=len(token_ids) // 4, max_model_len=model.max_model_len
-            )
+        model = self.model(request.model)
+        token_ids = await self._reader.tokenize(request, model)
+        return inference_pb2.TokenizeResponse(
+            token_ids=token_ids, count=len(token_ids) // 4, max_model_len=model.max_model_len
+        )
 
     async def detokenize(self, request: inference_pb2.DetokenizeRequest) -> str:
         """The text of token ids. Raises RequestError."""
-        with self._observed("detokenize"), self._admission.slot():
-            model = self.model(request.model)
-            return await self._reader.detokenize(
-                request.token_ids, model, request.skip_special_tokens
-            )
+        model = self.model(request.model)
+        return await self._reader.detokenize(request.token_ids, model, request.skip_special_tokens)
 
     def model(self, name: str) -> Model:
         """The model that clients call `name`. Raises INVALID_ARGUMENT for another, UNAVAILABLE
@@ -133,7 +136,7 @@ class RouterCore:
         prompt = await self._reader.read(request, model)
         self.metrics.prompt_read(prompt)
         if (largest := self._registry.largest_pool) is None:
-            raise RequestError(Code.UNAVAILABLE, "no cache node is up")
+            raise unavailable("no cache node is up")
         self._resolve(request, fit_max_tokens(request.sampling, prompt.count, model, largest))
         return prompt, model
 
@@ -142,45 +145,3 @@ class RouterCore:
         request.sampling.max_tokens = max_tokens
         if not request.sampling.HasField("seed"):
             request.sampling.seed = secrets.randbits(64)
-
-    @contextmanager
-    def _observed(self, endpoint: str) -> Iterator[None]:
-        """Counts the request and how it ended."""
-        code = Code.OK
-        try:
-            with self.metrics.request():
-                yield
-        except RequestError as error:
-            code = error.code
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
-            code = Code.CANCELLED
-            raise
-        except BaseException:
-            code = Code.INTERNAL
-            raise
-        finally:
-            self.metrics.ended(endpoint, code)
-
-    async def _finished(self, answer: Answer, caller: Caller, arrived: float) -> None:
-        summary = await answer.summary()
-        self.metrics.used(summary.usage)
-        if self._log_requests:
-            _log(answer, summary, caller, time.monotonic() - arrived)
-
-
-def _log(answer: Answer, summary: pb.Summary, caller: Caller, seconds: float) -> None:
-    log.info(
-        "request",
-        request_id=answer.report.request_id,
-        endpoint=caller.endpoint,
-        node=answer.report.node,
-        attempt=answer.report.attempt,
-        reason=answer.report.reason,
-        prompt_tokens=answer.report.prompt_tokens,
-        cached_tokens=summary.usage.cached.gpu + summary.usage.cached.cpu,
-        completion_tokens=summary.usage.completion_tokens,
-        queue_us=summary.queue_us,
-        prefill_us=summary.prefill_us,
-        seconds=round(seconds, 6),
-    )

@@ -87,7 +87,7 @@ class Dispatcher:
         attempt = len(refusals.errors) + 1
         try:
             placed = self._placement.place(
-                job.request, job.prompt, job.model, attempt, refusals.tried
+                job.request.request_id, job.prompt, job.model, attempt, refusals.tried
             )
         except RequestError as error:
             if error.code == Code.UNAVAILABLE and refusals.errors:

@@ -8,7 +8,7 @@ from router.answer import Answer
 from router.core import Caller, RouterCore
 from router.exchange import Exchange
 from router.failures import as_request_error
-from router.http_io import parse_body, read_body, until_gone
+from router.http_io import parse_body, read_body
 from router.openai_answers import DONE, AnswerForm, Transcript, event
 from router.openai_requests import ChatBody, CompletionBody
 
@@ -26,12 +26,14 @@ class GenerationEndpoint:
         self._kind = kind
         self._max_bytes = max_bytes
         self._chat = kind is ChatBody
+        self._name = "chat" if self._chat else "completions"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
         try:
-            body = parse_body(await read_body(exchange.request, self._max_bytes), self._kind)
-            await until_gone(receive, self._answer(body, exchange))
+            with self._core.arrival(self._name):
+                body = parse_body(await read_body(exchange.request, self._max_bytes), self._kind)
+                await exchange.while_there(self._answer(body, exchange))
         except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
             await exchange.fail(as_request_error(error))
 
@@ -39,8 +41,7 @@ class GenerationEndpoint:
         headers = exchange.request.headers
         request = body.to_request(headers.get("x-request-id", ""))
         metadata = [(name, headers[name]) for name in _TO_NODE if name in headers]
-        endpoint = "chat" if self._chat else "completions"
-        async with self._core.generate(request, Caller(endpoint, metadata)) as answer:
+        async with self._core.generate(request, Caller(self._name, metadata)) as answer:
             ttft_us = exchange.elapsed_us()
             model = self._core.fleet.model.name
             form = AnswerForm(chat=self._chat, model=model, request_id=answer.report.request_id)

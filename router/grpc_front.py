@@ -21,7 +21,7 @@ from router.wire import parse
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[bytes, bytes]
-Handler = Callable[[bytes, Context], Awaitable[T]]
+Handler = Callable[[Any, bytes, Context], Awaitable[T]]
 
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),  # our own limit is lower and says more
@@ -37,20 +37,24 @@ SERVER_OPTIONS = (
 INFERENCE, FLEET = "kvmesh.v1.Inference", "kvmesh.v1.Fleet"
 
 
-def guarded(handler: Callable[[Any, bytes, Context], Awaitable[T]]) -> Any:
-    """No exception reaches grpc, which would answer UNKNOWN: it becomes a status with details, or
-    INTERNAL with an id.
+def served(endpoint: str, *, bounded: bool = True) -> Callable[[Handler[T]], Any]:
+    """Counts a method's requests against the router's bounds, and lets no exception reach grpc,
+    which would answer UNKNOWN: it becomes a status with details, or INTERNAL with an id.
     """
 
-    @functools.wraps(handler)
-    async def run(self: Any, raw: bytes, context: Context) -> T:
-        try:
-            return await handler(self, raw, context)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the client gets a status
-            failure = as_request_error(error)
-        return await _end(context, failure)
+    def decorate(handler: Handler[T]) -> Any:
+        @functools.wraps(handler)
+        async def run(self: "_Front", raw: bytes, context: Context) -> T:
+            try:
+                with self.core.arrival(endpoint, bounded=bounded):
+                    return await handler(self, raw, context)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the client gets a status
+                failure = as_request_error(error)
+            return await _end(context, failure)
 
-    return run
+        return run
+
+    return decorate
 
 
 async def _end(context: Context, error: RequestError) -> NoReturn:
@@ -59,12 +63,14 @@ async def _end(context: Context, error: RequestError) -> NoReturn:
     await abort(context, error)
 
 
-class InferenceFront:
-    """kvmesh.v1.Inference."""
-
+class _Front:
     def __init__(self, core: RouterCore, max_request_bytes: int) -> None:
-        self._core = core
+        self.core = core
         self._max = max_request_bytes
+
+
+class InferenceFront(_Front):
+    """kvmesh.v1.Inference."""
 
     def handlers(self) -> dict[str, Any]:
         return {
@@ -74,39 +80,38 @@ class InferenceFront:
             "Detokenize": grpc.unary_unary_rpc_method_handler(self.detokenize),
         }
 
-    @guarded
+    @served("generate")
     async def generate(self, raw: bytes, context: Context) -> None:
         request = parse(raw, pb.GenerateRequest, self._max)
         caller = Caller("generate", context.invocation_metadata() or (), context.time_remaining())
-        async with self._core.generate(request, caller) as answer:
+        async with self.core.generate(request, caller) as answer:
             await context.send_initial_metadata(tuple(await answer.initial_metadata()))
             while (frame := await answer.read()) is not None:
                 await context.write(frame)
             context.set_trailing_metadata(tuple(await answer.trailing_metadata()))
 
-    @guarded
+    @served("route", bounded=False)
     async def route(self, _raw: bytes, _context: Context) -> bytes:
         raise unserved("Route", "call Generate instead")
 
-    @guarded
+    @served("tokenize")
     async def tokenize(self, raw: bytes, _context: Context) -> bytes:
         request = parse(raw, inference_pb2.TokenizeRequest, self._max)
-        return _serialized(await self._core.tokenize(request))
+        return _serialized(await self.core.tokenize(request))
 
-    @guarded
+    @served("detokenize")
     async def detokenize(self, raw: bytes, _context: Context) -> bytes:
         request = parse(raw, inference_pb2.DetokenizeRequest, self._max)
-        text = await self._core.detokenize(request)
+        text = await self.core.detokenize(request)
         return _serialized(inference_pb2.DetokenizeResponse(text=text))
 
 
-class FleetFront:
+class FleetFront(_Front):
     """kvmesh.v1.Fleet."""
 
     def __init__(self, core: RouterCore, view: FleetView, max_request_bytes: int) -> None:
-        self._core = core
+        super().__init__(core, max_request_bytes)
         self._view = view
-        self._max = max_request_bytes
 
     def handlers(self) -> dict[str, Any]:
         served = {"ListNodes": self.list_nodes, "Explain": self.explain}
@@ -116,15 +121,15 @@ class FleetFront:
             for name, handler in (served | later).items()
         }
 
-    @guarded
+    @served("list_nodes", bounded=False)
     async def list_nodes(self, raw: bytes, _context: Context) -> bytes:
         parse(raw, fleet_pb2.ListNodesRequest, self._max)
         return _serialized(fleet_pb2.ListNodesResponse(nodes=self._view.nodes()))
 
-    @guarded
+    @served("explain")
     async def explain(self, raw: bytes, _context: Context) -> bytes:
         request = parse(raw, fleet_pb2.ExplainRequest, self._max).request
-        route = await self._core.explain(request)
+        route = await self.core.explain(request)
         return _serialized(fleet_pb2.ExplainResponse(route=route))
 
 
@@ -132,7 +137,7 @@ def unserved(method: str, instead: str) -> RequestError:
     return RequestError(Code.UNIMPLEMENTED, f"{method} is not served by this version, {instead}")
 
 
-def _later(name: str) -> Handler[bytes]:
+def _later(name: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
     async def handler(_raw: bytes, context: Context) -> bytes:
         await abort(context, unserved(name, "see the protos for what is"))
 

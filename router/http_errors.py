@@ -7,6 +7,23 @@ from starlette.responses import JSONResponse
 from kvmesh.errors import RequestError
 from router.openai_answers import error_body
 
+# Fields that are named otherwise in OpenAI's requests than in ours.
+_NAMES = {
+    "text": "prompt",
+    "token_ids": "prompt",
+    "tools_json": "tools",
+    "template_args_json": "chat_template_kwargs",
+}
+
+
+def in_openais_words(error: RequestError) -> RequestError:
+    """The same error, about the field as the client knows it."""
+    name = _NAMES.get(error.field or "")
+    if name is None:
+        return error
+    message = error.message.replace(f"{error.field}:", f"{name}:", 1)
+    return RequestError(error.code, message, field=name, retry_after=error.retry_after)
+
 
 def error_response(error: RequestError) -> JSONResponse:
     """With `Retry-After`, whole seconds, when the error says when to come back."""

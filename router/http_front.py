@@ -18,9 +18,9 @@ from kvmesh.errors import Code, RequestError
 from kvmesh.v1 import fleet_pb2
 from router.config import RouterConfig
 from router.core import RouterCore
+from router.failures import as_request_error
 from router.fleet_view import FleetView
 from router.generation import GenerationEndpoint
-from router.failures import as_request_error
 from router.http_errors import error_response
 from router.openai_answers import error_body
 from router.openai_requests import ChatBody, CompletionBody

@@ -1,17 +1,18 @@
-"""Reading a request and noticing that the client has gone, on the level of ASGI."""
+"""Reads what a client sends, within bounds, and says what is wrong with it by field."""
 
 import asyncio
 import json
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive
 
 from kvmesh.errors import Code, RequestError, invalid
 
 B = TypeVar("B", bound=BaseModel)
+
+BODY_TIMEOUT = 60.0  # seconds
 
 DRAIN_FACTOR = 16
 """A body above the bound is read on, and thrown away, up to so many times the bound: a client that
@@ -20,26 +21,38 @@ still sends sees no answer otherwise.
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Holds at most `max_bytes` of it; raises INVALID_ARGUMENT for a longer one."""
+    """The whole body. Holds at most `max_bytes` of it; raises INVALID_ARGUMENT for a longer one,
+    DEADLINE_EXCEEDED for one that does not come.
+    """
     declared = int(request.headers.get("content-length") or 0)
     if declared > max_bytes and request.headers.get("expect"):
         raise _too_large(max_bytes)  # the client has not begun to send
-    chunks: list[bytes] = []
-    size = 0
     try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > DRAIN_FACTOR * max_bytes:
-                break
-            if size <= max_bytes:
-                chunks.append(chunk)
-            else:
-                chunks.clear()
+        async with asyncio.timeout(BODY_TIMEOUT):
+            body = await _read_at_most(request, max_bytes)
     except ClientDisconnect:
         raise RequestError(Code.CANCELLED, "the client left while it sent the request") from None
-    if size > max_bytes:
+    except TimeoutError:
+        message = f"the body did not come within {BODY_TIMEOUT:g} s"
+        raise RequestError(Code.DEADLINE_EXCEEDED, message) from None
+    if body is None:
         raise _too_large(max_bytes)
-    return b"".join(chunks)
+    return body
+
+
+async def _read_at_most(request: Request, max_bytes: int) -> bytes | None:
+    """None for a longer body, of which nothing is kept."""
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= max_bytes:
+            chunks.append(chunk)
+            continue
+        chunks.clear()
+        if size > DRAIN_FACTOR * max_bytes:
+            break
+    return b"".join(chunks) if size <= max_bytes else None
 
 
 def _too_large(max_bytes: int) -> RequestError:
@@ -65,11 +78,19 @@ def parse_body(body: bytes, kind: type[B]) -> B:
 
 
 def _first_problem(error: ValidationError) -> RequestError:
-    problem = error.errors(include_url=False, include_context=False)[0]
+    problems = error.errors(include_url=False, include_context=False)
+    field = problems[0]["loc"][:1]
+    # A union has a problem for each of its members: the one that fits best gets furthest.
+    problem = max((each for each in problems if each["loc"][:1] == field), key=_fit)
     message = problem["msg"].removeprefix("Value error, ")
-    shown = problem["input"]
-    given = f" (is {shown!r})" if isinstance(shown, int | float) else ""
-    return invalid(_path(problem["loc"]), message[0].lower() + message[1:] + given)
+    given = problem["input"]
+    shown = f" (is {given!r})" if isinstance(given, int | float) else ""
+    return invalid(_path(problem["loc"]), message[0].lower() + message[1:] + shown)
+
+
+def _fit(problem: ErrorDetails) -> tuple[int, bool]:
+    depth = sum(isinstance(part, int) for part in problem["loc"])
+    return depth, not problem["type"].endswith("_type")
 
 
 def _path(location: tuple[int | str, ...]) -> str:
@@ -78,34 +99,6 @@ def _path(location: tuple[int | str, ...]) -> str:
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif "[" not in part and part not in _TYPE_NAMES:
+        elif part.isidentifier() and part not in ("str", "int"):
             path += f".{part}" if path else part
     return path or "body"
-
-
-_TYPE_NAMES = frozenset(("str", "int", "float", "bool"))
-
-
-async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
-    """Runs `work`, and cancels it as soon as the client has gone. True if it came to its end;
-    raises what it raises.
-
-    The body must have been read: from then on ASGI has nothing to say but that the client has left.
-    """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_wait_until_gone(receive))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            return False
-        task.result()
-        return True
-    finally:
-        for each in (gone, task):
-            each.cancel()
-        await asyncio.gather(gone, task, return_exceptions=True)
-
-
-async def _wait_until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

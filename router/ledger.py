@@ -24,7 +24,7 @@ class Reservation:
     node: str
     sequence: int  # the router's count of dispatches to the node
     prefill_tokens: int  # prompt tokens that the node is expected to compute
-    blocks: int  # that the node is expected to hold at most
+    blocks: int  # that the prompt takes
 
     @property
     def key(self) -> Key:

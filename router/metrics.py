@@ -2,6 +2,7 @@
 counted no further.
 """
 
+import asyncio
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvmesh.errors import Code
+from kvmesh.errors import Code, RequestError
 from kvmesh.v1 import fleet_pb2
 from kvmesh.v1 import generate_pb2 as pb
 from router.index import Index
@@ -80,16 +81,25 @@ class RouterMetrics:
         self._ttft = histogram("time_to_first_token", "Arrival to the first frame", _TTFT)
 
     @contextmanager
-    def request(self) -> Iterator[None]:
-        """Counts one request in flight."""
-        self._in_flight.inc()
+    def observed(self, endpoint: str) -> Iterator[None]:
+        """Counts a request while it is in flight, and then how it ended."""
+        self._moved(+1)
+        code = Code.OK
         try:
             yield
+        except BaseException as error:
+            code = _code(error)
+            raise
         finally:
-            self._in_flight.dec()
+            self._moved(-1)
+            self._ended(endpoint, code)
 
     @_harmless
-    def ended(self, endpoint: str, code: Code) -> None:
+    def _moved(self, by: int) -> None:
+        self._in_flight.inc(by)
+
+    @_harmless
+    def _ended(self, endpoint: str, code: Code) -> None:
         self._requests.labels(endpoint, code.name).inc()
 
     @_harmless
@@ -126,6 +136,12 @@ class RouterMetrics:
         if not self._broken:
             self._broken = True
             log.error("metrics", exc_info=error)
+
+
+def _code(error: BaseException) -> Code:
+    if isinstance(error, RequestError):
+        return error.code
+    return Code.CANCELLED if isinstance(error, asyncio.CancelledError) else Code.INTERNAL
 
 
 class _FleetGauges(Collector):

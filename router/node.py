@@ -54,6 +54,11 @@ class Node:
         """A member of the fleet that can be reached: its name and size are known."""
         return self.health in (Health.NODE_HEALTH_UP, Health.NODE_HEALTH_DRAINING)
 
+    @property
+    def held_blocks(self) -> int:
+        """Blocks that running requests hold, shared ones once, as of the last report."""
+        return max(0, self.num_blocks - self.load.free_blocks - self.load.evictable_blocks)
+
     def generate(
         self,
         request: pb.NodeGenerateRequest,

@@ -7,7 +7,7 @@ are strict.
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from kvmesh.errors import invalid, unimplemented
 from kvmesh.packing import pack_tokens
@@ -19,7 +19,18 @@ COMPLETION_MAX_TOKENS = 16
 
 Count = Annotated[int, Field(ge=0, le=UINT32)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Text = Annotated[str, StringConstraints(strict=True)]
+
+
+def _unicode(text: str) -> str:
+    """JSON can smuggle in half a surrogate pair, which is no text and no protobuf string."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"must be valid Unicode, is not at character {error.start}") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_unicode)]
 TokenId = Annotated[int, Field(ge=0, le=UINT32)]
 
 # Same name and meaning in both; None leaves the default to the router.

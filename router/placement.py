@@ -43,7 +43,7 @@ class Placement:
 
     def place(
         self,
-        request: pb.GenerateRequest,
+        request_id: str,
         prompt: Prompt,
         model: Model,
         attempt: int,
@@ -55,11 +55,11 @@ class Placement:
         choice = self.choose(prompt, model, candidates)
         node = next(node for node in nodes if node.name == choice.candidate.node)
         reservation = self._ledger.reserve(
-            request.request_id,
+            request_id,
             attempt,
             node.name,
             prefill_tokens=prompt.count - choice.candidate.cached_tokens,
-            blocks=blocks_of(prompt.count + request.sampling.max_tokens, model.block_size),
+            blocks=blocks_of(prompt.count, model.block_size),
         )
         return Placed(node, choice, candidates, reservation)
 
@@ -84,7 +84,7 @@ class Placement:
                     match.gpu_blocks * model.block_size if match else 0,
                     match.cpu_blocks * model.block_size if match else 0,
                     node.load.queued_prefill_tokens + unseen.prefill_tokens,
-                    node.load.committed_blocks + unseen.blocks,
+                    node.held_blocks + unseen.blocks,
                     node.load.running + node.load.waiting + unseen.requests,
                     node.load.prefill_tokens_per_second,
                 )

@@ -15,7 +15,7 @@ class Registry:
     """Owns the nodes and their channels. Every change of a node's health goes through here and is
     logged once.
 
-    `changed` is called after each, on the event loop.
+    Listeners are called after each, on the event loop.
     """
 
     def __init__(self, addresses: Sequence[str]) -> None:
@@ -39,9 +39,14 @@ class Registry:
         return max((node.num_blocks for node in self.nodes if node.accepted), default=None)
 
     def name_taken(self, name: str, by_other_than: Node) -> Node | None:
-        """The other accepted node of that name: ledger and index know nodes by name."""
-        others = (node for node in self.nodes if node is not by_other_than and node.accepted)
-        return next((node for node in others if node.name == name), None)
+        """The other node that goes by that name, accepted or about to be: ledger and index know
+        nodes by name.
+        """
+        gone = (Health.NODE_HEALTH_DOWN, Health.NODE_HEALTH_REFUSED)
+        others = (each for each in self.nodes if each is not by_other_than)
+        return next(
+            (each for each in others if each.name == name and each.health not in gone), None
+        )
 
     def accept(self, node: Node, info: pb.NodeInfo) -> None:
         """What a member of the fleet said of itself. It is UP once `set_health` says so."""

@@ -32,7 +32,9 @@ class SilenceDetector:
         self._watched.pop(name, None)
 
     def heard(self, name: str) -> None:
-        self._watched[name].silent = 0.0
+        """Too late for one that has been reported: nothing happens."""
+        if (watched := self._watched.get(name)) is not None:
+            watched.silent = 0.0
 
     def check(self, now: float) -> None:
         elapsed = 0.0 if self._last_check is None else now - self._last_check

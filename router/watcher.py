@@ -75,9 +75,7 @@ class Watcher:
     async def _life(self) -> NodeLost:
         """From the first contact to the last; returns how it ended."""
         try:
-            info = await self._introduce()
-            self._registry.accept(self._node, info)
-            await self._follow(info)
+            await self._follow(await self._introduce())
         except NodeLost as lost:
             return lost
         except aio.AioRpcError as error:
@@ -99,6 +97,7 @@ class Watcher:
         if (other := self._registry.name_taken(info.name, self._node)) is not None:
             reason = f"its name {info.name} is that of {other.address}: give each node its own"
             raise NodeLost(Health.NODE_HEALTH_REFUSED, reason)
+        self._registry.accept(self._node, info)
         return info
 
     async def _define_fleet(self, info: pb.NodeInfo) -> None:

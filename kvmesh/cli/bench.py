@@ -42,8 +42,9 @@ def ttft(
 ) -> None:
     """Time to the first token, with and without the prefix in the cache.
 
-        kvmesh bench ttft
+    Examples:
 
+        kvmesh bench ttft
         kvmesh bench ttft --router 127.0.0.1:50051 --prefix-tokens 4000
 
     Fresh random prefixes, so nothing is cached that the benchmark did not put there. Exit code 2

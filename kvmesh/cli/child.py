@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ from typing import Any
 from kvmesh.cli import parent
 
 LONGEST_LINE = 1 << 20  # bytes; longer ones are dropped
-TAIL = 15  # last lines kept for the report of a death
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +30,14 @@ class ChildDiedError(Exception):
 
     def __init__(self, child: "Child") -> None:
         super().__init__(f"{child.name} {describe_exit(child.exit_code)}")
-        self.tail = list(child.tail)
+        self.child = child
 
 
 class Child:
     """Runs `kvmesh` with `arguments`. Owns the process: `stop` or `kill` ends every `start`.
 
-    `on_line(child, line)` is called with each line of its output.
+    `on_line(child, line)` is called with each line of its output, and first with a line of ours
+    that says that it starts: its own first word can take seconds of imports.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class Child:
     ) -> None:
         self.name = name
         self.arguments = arguments
-        self.tail: deque[str] = deque(maxlen=TAIL)
         self.ready: dict[str, Any] = {}  # the fields of its last ready line
         self._on_line = on_line
         self._ready = asyncio.Event()
@@ -56,7 +54,7 @@ class Child:
     async def start(self) -> None:
         """Spawns the process. Its own process group keeps a Ctrl-C for the parent to handle."""
         self._ready.clear()
-        self.tail.clear()
+        self._on_line(self, LogLine("", "progress", {"stage": "start"}))
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "kvmesh.cli", *self.arguments),
@@ -131,7 +129,6 @@ class Child:
         await process.wait()
 
     def _take(self, line: LogLine) -> None:
-        self.tail.append(line.text)
         if line.event == "ready":
             self.ready = line.fields
             self._ready.set()

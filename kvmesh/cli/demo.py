@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from kvmesh.cli.program import program
 from kvmesh.cli.screen import Screen
 
 if TYPE_CHECKING:
@@ -18,10 +19,14 @@ MOST_TOKENS = 48
 STAGES = ("download", "convert", "load", "warm up")
 NEXT = """
 [bold]How to go on[/]
-  make serve                                     the same fleet, to stay, on http://127.0.0.1:8000
-  kvmesh generate "Why is the sky blue?"         ask it (another terminal, .venv/bin activated)
-  kvmesh bench ttft                              measure what you have just seen
-  kvmesh --help                                  everything else
+  the same fleet, to stay, on http://127.0.0.1:8000:
+      make serve
+  ask it, in another terminal:
+      {program} generate "Why is the sky blue?"
+  measure what you have just seen:
+      {program} bench ttft
+  everything else:
+      {program} --help
 """
 
 
@@ -29,6 +34,8 @@ def demo(
     install_seconds: Annotated[float | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """See it work: start a router and two nodes, and ask twice with a shared prefix.
+
+    Example:
 
         kvmesh demo
 
@@ -44,15 +51,19 @@ def demo(
     async def body(fleet: "Fleet") -> None:
         seconds.update(_stage_seconds(screen))
         screen.say(f"\nA router and {len(fleet.nodes)} nodes serve {fleet.model}.")
+        screen.say("[dim]A small model: watch the clock, not the facts.[/]")
         started = time.monotonic()
         answers = await asyncio.to_thread(_ask_both, config.grpc_target)
         seconds["ask"] = time.monotonic() - started
         screen.say("")
         screen.out.print(_comparison(answers))
 
+    begun = time.monotonic()
     host(config, screen, body)
-    screen.say("This took: " + ", ".join(f"{name} {took:.1f} s" for name, took in seconds.items()))
-    screen.say(NEXT)
+    whole = time.monotonic() - begun + (install_seconds or 0.0)
+    parts = ", ".join(f"{name} {took:.1f} s" for name, took in seconds.items())
+    screen.say(f"This took {whole:.0f} s: {parts}, and the rest to start and to stop processes.")
+    screen.say(NEXT.format(program=program()))
 
 
 def _stage_seconds(screen: Screen) -> dict[str, float]:

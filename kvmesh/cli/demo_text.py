@@ -45,7 +45,4 @@ from Marlow Bay. Spare wicks are in the third drawer, spare panes behind the coa
 in sacks.
 """
 
-QUESTIONS = (
-    "How many steps does the tower have, and who was the first keeper?",
-    "What are the names of the goat and of the cat?",
-)
+QUESTIONS = ("Who was the first keeper?", "From how far is the lamp seen?")

@@ -59,12 +59,11 @@ def generate(
 ) -> None:
     """Generate text, streamed to standard output.
 
+    Examples:
+
         kvmesh generate "Why is the sky blue?"
-
         kvmesh generate --raw --max-tokens 20 "The capital of France is"
-
         kvmesh generate --temperature 0.8 --seed 7 "Write a haiku about caches."
-
         kvmesh generate --json - < question.txt
 
     Ends with a line on standard error: which node answered and why, the time to the first token,

@@ -21,7 +21,7 @@ def host(config: ServeConfig, screen: Screen, body: Callable[[Fleet], Awaitable[
     try:
         asyncio.run(_host(config, screen, body))
     except ChildDiedError as error:
-        screen.last_words(error.tail)
+        screen.last_words(error.child.name)
         fail(str(error))
     except (PortInUseError, TimeoutError) as error:
         fail(str(error))

@@ -45,9 +45,7 @@ def kvmesh(
     Start here:
 
         kvmesh demo                          see it work, in a minute
-
         kvmesh serve                         a router and two nodes on this host
-
         kvmesh generate "Why is the sky blue?"
     """
 

@@ -30,8 +30,9 @@ def model(
 ) -> None:
     """Fetch and convert a model ahead of time, and print the directory where it lies.
 
-        kvmesh model
+    Examples:
 
+        kvmesh model
         kvmesh model --model ./model.gguf
 
     Nothing is done twice: what lies there is used by every later start.

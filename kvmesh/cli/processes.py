@@ -11,8 +11,9 @@ from router.config import RouterConfig
 ROUTER_HELP = """
 Run a router over cache nodes that run elsewhere.
 
-    kvmesh router --node 10.0.0.5:50061 --node 10.0.0.6:50061
+Examples:
 
+    kvmesh router --node 10.0.0.5:50061 --node 10.0.0.6:50061
     kvmesh router --node 10.0.0.5:50061 --http-host 0.0.0.0 --redis redis://10.0.0.2:6379/0
 
 A node that is away is waited for, and tried again for as long as the router runs. Every flag can
@@ -22,10 +23,10 @@ be set by its environment variable too.
 NODE_HELP = """
 Run one cache node: a model, its KV pool and the gRPC service of both.
 
+Examples:
+
     kvmesh node
-
     kvmesh node --host 0.0.0.0 --node-name gpu-7 --model ./my-model --kv-cache-bytes 8589934592
-
     kvmesh node --model ./model.gguf --dtype float32
 
 The first start of a model may download and convert it; `kvmesh model` does that ahead of time.

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import defaultdict, deque
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from kvmesh import log
 from kvmesh.cli.child import Child, LogLine
 from kvmesh.cli.stages import Stages
 
+TAIL = 15  # lines that a quiet screen keeps of each process
 # Of a structured log line: shown in other ways, or not at all.
 HIDDEN = {"event", "level", "timestamp", "component", "name", "logger", "exception"}
 STYLES = {"warning": "yellow", "error": "bold red", "critical": "bold red"}
@@ -30,6 +32,7 @@ class Screen:
         self._quiet = quiet
         self._status: Status | None = None
         self._moving: dict[str, str] = {}
+        self._unseen: defaultdict[str, deque[LogLine]] = defaultdict(lambda: deque(maxlen=TAIL))
 
     def say(self, text: str) -> None:
         """A message in rich's markup."""
@@ -44,6 +47,8 @@ class Screen:
             self.done(child.name)
         if not self._quiet or line.fields.get("level") in STYLES:
             self._show(child.name, line)
+        else:
+            self._unseen[child.name].append(line)
 
     def progress(self, process: str, stage: str, fraction: float | None) -> None:
         """A process is in `stage`, of which `fraction` is done; None: unknown."""
@@ -58,10 +63,10 @@ class Screen:
         self._moving.pop(process, None)
         self._redraw()
 
-    def last_words(self, lines: list[str]) -> None:
-        """The end of a dead child's log."""
-        for text in lines:
-            self._errors.print(f"  {escape(_plain(text))}", style="dim")
+    def last_words(self, process: str) -> None:
+        """Shows what a quiet screen has kept to itself of a dead process."""
+        for line in self._unseen.pop(process, ()):
+            self._show(process, line)
 
     def _move(self, process: str, text: str) -> None:
         self._moving[process] = text
@@ -92,15 +97,6 @@ class Screen:
         style = STYLES.get(str(line.fields.get("level")), "")
         text = _human(line.fields) if line.event is not None else line.text
         self._errors.print(f"[dim]{name:<8}│[/] {escape(text)}", style=style)
-
-
-def _plain(text: str) -> str:
-    """A child's line, for people: structured ones as event and fields."""
-    try:
-        fields = json.loads(text)
-    except ValueError:
-        return text
-    return _human(fields) if isinstance(fields, dict) else text
 
 
 def _human(fields: dict[str, Any]) -> str:

@@ -4,18 +4,18 @@ import asyncio
 
 from kvmesh.cli.fleet import Fleet
 from kvmesh.cli.hosting import host
+from kvmesh.cli.program import program
 from kvmesh.cli.screen import Screen
 from kvmesh.cli.serve_config import ServeConfig
 
 HELP = """
 Serve a model on this host: one router and several cache nodes, each a process.
 
+Examples:
+
     kvmesh serve
-
     kvmesh serve --nodes 3 --http-port 8080 --policy least-loaded
-
     kvmesh serve --model ./model.gguf --dtype float32 --kv-cache-bytes 268435456
-
     kvmesh serve --redis redis://127.0.0.1:6379/0
 
 Prepares the model first, shows what each process does, and says how to use the fleet once it is
@@ -31,17 +31,21 @@ USE = """
   metrics      {http}/metrics
 
 [bold]Try it[/]
-  kvmesh generate --router {grpc} "Why is the sky blue?"
+  {program} generate --router {grpc} "Why is the sky blue?"
 
   curl {http}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
+    -d '{{"model": "{model}", "temperature": 0,
+         "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
 
 [bold]Or from Python[/]
   from openai import OpenAI
   client = OpenAI(base_url="{http}/v1", api_key="none")
   answer = client.chat.completions.create(
-      model="{model}", messages=[{{"role": "user", "content": "Why is the sky blue?"}}]
+      model="{model}",
+      messages=[{{"role": "user", "content": "Why is the sky blue?"}}],
+      temperature=0,
   )
+  print(answer.choices[0].message.content)
 """
 
 
@@ -59,5 +63,9 @@ def serve(config: ServeConfig) -> None:
 
 def _usage(config: ServeConfig, model: str) -> str:
     return USE.format(
-        model=model, nodes=config.nodes, http=config.http_url, grpc=config.grpc_target
+        program=program(),
+        model=model,
+        nodes=config.nodes,
+        http=config.http_url,
+        grpc=config.grpc_target,
     )

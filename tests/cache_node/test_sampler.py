@@ -56,17 +56,46 @@ def test_what_is_kept(params, kept):
 
 
 def test_top_p_applies_to_what_min_p_left():
-    """Of 0.5, 0.25, 0.2, 0.05 min_p 0.45 leaves two thirds and one third, so 0.6 is reached by one."""
+    """Min-p leaves 0.5 and 0.25, two thirds and one third, of which one token reaches 0.6."""
     logits = [math.log(p) for p in (0.5, 0.25, 0.2, 0.05)]
     assert set(draw(logits, min_p=0.45, top_p=0.6)) == {0}
     assert set(draw(logits, top_p=0.6)) == {0, 1}
 
 
 def test_top_p_over_a_flat_distribution_keeps_its_share():
-    """Flat enough that the few largest logits do not reach top_p."""
     logits = [-i * 1e-4 for i in range(6000)]
     chosen = draw(logits, count=300, top_p=0.9)
     assert 4000 < max(chosen) < 5400
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    logits=st.lists(st.floats(-80.0, 80.0), min_size=1, max_size=30),
+    top_p=st.floats(0.01, 0.99),
+    top_k=st.integers(0, 30),
+    min_p=st.floats(0.0, 0.9),
+)
+def test_nothing_outside_the_plain_definition_is_chosen(logits, top_p, top_k, min_p):
+    chosen = draw(logits, count=60, top_p=top_p, top_k=top_k, min_p=min_p)
+    assert set(chosen) <= plainly_kept(logits, top_p, top_k, min_p)
+
+
+def plainly_kept(logits, top_p, top_k, min_p) -> set[int]:
+    """Token by token from the most probable on; generous by a rounding error."""
+    values = torch.tensor(logits).double()
+    weights = (values - values.max()).exp()
+    order = weights.argsort(descending=True, stable=True).tolist()
+    order = [i for i in order if weights[i] >= min_p * 0.999999]
+    if top_k:
+        order = [i for i in order if weights[i] >= weights[order[:top_k][-1]]]
+    total, reached, last = float(weights[order].sum()), 0.0, math.inf
+    kept = set()
+    for i in order:
+        if reached > top_p * total * 1.000001 and weights[i] < last:
+            break
+        kept.add(i)
+        reached, last = reached + float(weights[i]), float(weights[i])
+    return kept
 
 
 def test_frequencies_are_the_probabilities():

@@ -137,4 +137,4 @@ def test_all_readers_arrive_at_the_same_state(sequence):
     snapshot = {(event.key, event.tier) for event in log.snapshot().events}
     assert late == snapshot
     assert seen == snapshot or not sequence
-    assert len(log) == len(snapshot)
+    assert log.size == len(snapshot)

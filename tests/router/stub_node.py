@@ -77,6 +77,7 @@ class StubNode(rpc.CacheNodeServicer):
         self.held: set[bytes] = set()
         self.changed: set[asyncio.Event] = set()
         self.silent = False
+        self.with_events: bool | None = None
         self.draining = False
         self.last_sequence: dict[str, int] = {}
 
@@ -111,6 +112,7 @@ class StubNode(rpc.CacheNodeServicer):
     async def WatchState(self, request, context):  # noqa: N802
         changed = asyncio.Event()
         self.changed.add(changed)
+        self.with_events = request.include_events  # of the last watcher
         events = self.log.subscribe(changed) if request.include_events else None
         try:
             while True:
@@ -128,9 +130,11 @@ class StubNode(rpc.CacheNodeServicer):
     def _state(self, router_id, events) -> pb.NodeState:
         state = pb.NodeState(epoch=self.info.epoch, draining=self.draining)
         queued = [each for each in self.running.values() if not each.prefilled]
+        held = sum(_blocks(each.request) for each in self.running.values())
         state.load.CopyFrom(
             pb.NodeLoad(
-                committed_blocks=sum(_blocks(each.request) for each in self.running.values()),
+                committed_blocks=held,
+                free_blocks=self.num_blocks - held,
                 running=len(self.running),
                 queued_prefill_tokens=sum(len(each.request.token_ids) // 4 for each in queued),
                 last_dispatch_sequence=self.last_sequence.get(router_id, 0),

@@ -1,4 +1,4 @@
-"""Inference.Generate over real sockets: answers, errors, and what crosses the router beside frames."""
+"""Inference over real sockets: answers, errors, and what crosses the router beside frames."""
 
 import asyncio
 import time

@@ -30,6 +30,11 @@ async def node_of(fleet, metadata=()):
     return (await answer(fleet, request(), metadata=metadata))[0].route.node
 
 
+async def read_all(call):
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
 async def test_a_full_node_is_passed_over():
     full = StubNode("full", script=Script(full=True))
     async with running_fleet(full, StubNode("free"), policy="round-robin") as fleet:
@@ -90,8 +95,7 @@ async def test_a_node_killed_in_mid_stream_and_others_go_on():
             assert time.monotonic() - killed < 2
             assert set(others) == {"node-1"}
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                while await calls[victim].read() is not grpc.aio.EOF:
-                    pass
+                await read_all(calls[victim])
             assert caught.value.code() == Code.UNAVAILABLE
             assert "node-0 was lost after" in caught.value.details()
             assert await calls[1 - victim].read() is not grpc.aio.EOF

@@ -81,9 +81,7 @@ def test_b14_block_size_changes_no_token(tiny, block_size):
     assert driver.generate([PROMPTS[2]], 6) == [_alone(tiny, PROMPTS[2], 6)]
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_batch_and_chunks_change_no_token(tiny, data):
     """Any mixture of prefill chunks and decode rows in a step gives the tokens of each alone."""

@@ -1,0 +1,78 @@
+"""The CPU executor keeps the contract of `Executor`, and tells early what it cannot do."""
+
+import pytest
+import torch
+
+from cache_node.sampling import SampleSpec, SamplingParams
+from cache_node.step_plan import BlockCopy, Row, StepPlan
+from tests.model_driver import GREEDY, Driver, make_executor
+from tests.tiny_model import save_tiny
+
+PROMPT = [(7 * i * i + 3) % 97 for i in range(20)]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_without_a_sample_get_no_token(tiny, dtype):
+    executor = make_executor(tiny, dtype)
+    spec = SampleSpec(GREEDY, 20)
+    assert executor.run(StepPlan([Row(PROMPT, 0, [1, 2], None)])) == [None]
+    rows = [Row(PROMPT, 0, [1, 2], None), Row(PROMPT, 0, [3, 4], spec)]
+    nothing, token = executor.run(StepPlan(rows))
+    assert nothing is None
+    assert 0 <= token < 97
+
+
+def test_a_step_of_nothing(tiny):
+    assert make_executor(tiny).run(StepPlan([])) == []
+
+
+def test_copies_run_before_the_rows(tiny):
+    """A sequence goes on in copies of another's blocks, which change in the same step."""
+    executor = make_executor(tiny)
+    spec = SampleSpec(GREEDY, 21)
+    expected = executor.run(StepPlan([Row([*PROMPT, 5], 0, [1, 2], spec)]))
+    executor.run(StepPlan([Row(PROMPT, 0, [3, 4], None)]))
+    rows = [Row([5], 20, [7, 8], spec), Row([9] * 20, 0, [3, 4], None)]
+    copies = [BlockCopy(3, 7), BlockCopy(4, 8)]
+    assert executor.run(StepPlan(rows, copies))[:1] == expected
+
+
+def test_sampled_tokens_do_not_depend_on_the_batch(tiny):
+    params = [SamplingParams(temperature=1.0, top_p=0.9, seed=seed) for seed in range(4)]
+    together, alone = Driver(make_executor(tiny)), Driver(make_executor(tiny))
+    batch = [together.add(PROMPT[: 5 + i], 8, params[i]) for i in range(4)]
+    for _ in range(8):
+        together.step(batch)
+    for i, sequence in enumerate(batch):
+        single = alone.add(PROMPT[: 5 + i], 8, params[i])
+        for _ in range(8):
+            alone.step([single])
+        assert single.output == sequence.output
+
+
+def test_what_another_sequence_left_in_a_block_is_not_seen(tiny):
+    executor = make_executor(tiny)
+    spec = SampleSpec(GREEDY, 3)
+    expected = executor.logits(StepPlan([Row(PROMPT[:3], 0, [1], spec)]), [0])
+    executor.pool[1:] = 1e4
+    found = executor.logits(StepPlan([Row(PROMPT[:3], 0, [1], spec)]), [0])
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_pool_size_comes_from_blocks_or_bytes(tiny):
+    """3 layers, keys and values, 2 heads of 8 elements, 4 bytes: 384 bytes a token."""
+    executor = make_executor(tiny, num_blocks=None, kv_cache_bytes=384 * 16 * 10 + 1)
+    assert executor.layout.bytes_per_token == 384
+    assert executor.num_blocks == 10
+    assert executor.pool.shape == (10, 3, 2, 2, 16, 8)
+    assert make_executor(tiny, num_blocks=7).num_blocks == 7
+
+
+def test_a_pool_without_room_for_a_block_is_refused(tiny):
+    with pytest.raises(ValueError, match="kv_cache_bytes 1000"):
+        make_executor(tiny, num_blocks=None, kv_cache_bytes=1000)

@@ -1,0 +1,12 @@
+"""The fleet that the end-to-end tests share."""
+
+import pytest
+
+from tests.e2e.serving import Serving
+
+
+@pytest.fixture(scope="session")
+def fleet():
+    """Two nodes and a router, started by `kvmesh serve` with its defaults on free ports."""
+    with Serving() as serving:
+        yield serving
