@@ -55,6 +55,13 @@ class LlamaModel:
 
     def forward(self, inputs: StepInputs, pool: torch.Tensor) -> torch.Tensor:
         """Writes the new keys and values to `pool`; returns logits [rows, vocab_size], float32."""
+        return self.logits(self.hidden(inputs, pool))
+
+    def hidden(self, inputs: StepInputs, pool: torch.Tensor) -> torch.Tensor:
+        """As `forward`, without the last step: what `logits` takes, [rows, hidden_size], float32.
+
+        For many rows, whose logits are too large to be made at once.
+        """
         config = self.config
         residual = embedding(inputs.token_ids, self._embedding).float()
         cos, sin = self._rope.at(inputs.positions)
@@ -65,7 +72,11 @@ class LlamaModel:
             attended = paged_attention(query, pool, index, inputs.attention)
             residual += layer.output(attended.flatten(1))
             residual += self._mlp(layer, self._normed(residual, layer.mlp_norm))
-        return self._logits(residual[inputs.logit_tokens])
+        return residual[inputs.logit_tokens]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits [rows, vocab_size], float32, of rows that `hidden` gave."""
+        return self._head(self._normed(hidden, self._norm)).float()
 
     def _project(
         self, layer: LayerWeights, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
@@ -78,9 +89,6 @@ class LlamaModel:
     def _mlp(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
         gate, up = layer.gate_up(x).chunk(2, dim=-1)
         return layer.down(silu(gate).mul_(up))
-
-    def _logits(self, residual: torch.Tensor) -> torch.Tensor:
-        return self._head(self._normed(residual, self._norm)).float()
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMSNorm: weight · x / √(mean(x²) + ε). torch's own walks over x more often."""
