@@ -15,7 +15,7 @@ from cache_node.model.weights import Checkpoint
 from cache_node.sampler import sample
 from cache_node.sampling import Choice, SampleSpec, SamplingParams
 from cache_node.step_plan import Row, RowResult, StepPlan
-from kernels.attention import AttentionRow, plan_attention
+from kernels.attention_plan import AttentionRow, plan_attention
 from kernels.block_copy import copy_blocks
 from kernels.kv_write import kv_write_index
 

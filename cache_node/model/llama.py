@@ -11,7 +11,8 @@ from cache_node.model.linear import Linear
 from cache_node.model.model_config import ModelConfig
 from cache_node.model.rope import RopeTable, rotate_
 from cache_node.model.weights import Checkpoint
-from kernels.attention import AttentionPlan, paged_attention
+from kernels.attention import AttentionParams, paged_attention
+from kernels.attention_plan import AttentionPlan
 from kernels.kv_write import kv_write
 
 
@@ -50,6 +51,7 @@ class LlamaModel:
         self._layers = [loader.layer(i) for i in range(config.num_layers)]
         self._norm = loader.norm("model.norm")
         self._head = Linear(self._embedding if config.tied_embeddings else loader.head())
+        self._attention = AttentionParams(scale=config.head_dim**-0.5)
         self._epsilon = torch.tensor(config.rms_norm_eps)
         self._rope = RopeTable(config.rope, config.head_dim, config.max_positions)
 
@@ -69,7 +71,7 @@ class LlamaModel:
             heads = self._project(layer, self._normed(residual, layer.input_norm), cos, sin)
             query, kv = heads[:, : config.num_heads], heads[:, config.num_heads :]
             kv_write(pool, index, inputs.kv_index, kv)
-            attended = paged_attention(query, pool, index, inputs.attention)
+            attended = paged_attention(query, pool, index, inputs.attention, self._attention)
             residual += layer.output(attended.flatten(1))
             residual += self._mlp(layer, self._normed(residual, layer.mlp_norm))
         return residual[inputs.logit_tokens]
