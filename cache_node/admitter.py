@@ -43,9 +43,7 @@ class Admitter:
 
     def _stays_first(self, sequence: Sequence) -> bool:
         """Whether nobody may pass it: it has run before, or has been passed often enough."""
-        return (
-            sequence.state is State.PREEMPTED or sequence.overtaken >= self.limits.max_overtakes
-        )
+        return sequence.state is State.PREEMPTED or sequence.overtaken >= self.limits.max_overtakes
 
     def _waits_for_leader(self, sequence: Sequence, reuse: Reuse, now: float) -> bool:
         """Whether another is computing the next block that it lacks, and the wait is not too long.

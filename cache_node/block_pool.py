@@ -7,8 +7,7 @@ from cache_node.free_list import Block, FreeList
 from cache_node.key_chain import BlockContent
 from cache_node.key_index import KeyIndex
 from cache_node.step_plan import NULL_BLOCK, BlockId
-from kvmesh.v1.cache_node_pb2 import Tier
-from prefix_index.events import Event, Removed, Stored
+from prefix_index.events import Event, Removed, Stored, Tier
 
 Evicted = Callable[[BlockId, BlockContent], None]
 
@@ -25,13 +24,19 @@ class BlockPool:
     first tells `on_evict`. Nothing here touches a tensor.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, tier: Tier, events: list[Event]) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        tier: Tier,
+        events: list[Event],
+    ) -> None:
         """`events` receives what becomes visible in `tier` and what goes; its owner drains it."""
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, is {num_blocks}")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.on_evict: Evicted = lambda block, content: None
+        self.on_evict: Evicted | None = None
         self._tier = tier
         self._blocks = [Block(i) for i in range(NULL_BLOCK, num_blocks + 1)]
         self._free = FreeList(self._blocks[1:])
@@ -62,7 +67,7 @@ class BlockPool:
         return None if block is None else block.id
 
     def find_partial(self, parent: bytes, tokens: Sequence[int]) -> tuple[BlockId, int] | None:
-        """A block to copy from: it follows `parent` and begins like `tokens`, for so many tokens."""
+        """A block to copy from: it follows `parent` and begins like `tokens`, so many of them."""
         match = self._index.find_partial(parent, tokens)
         return None if match is None else (match[0].id, match[1])
 
@@ -170,7 +175,8 @@ class BlockPool:
             self._evictable -= 1
             content = self._index.remove(block)
             self._events.append(Removed(content.key, self._tier))
-            self.on_evict(block.id, content)
+            if self.on_evict is not None:
+                self.on_evict(block.id, content)
         block.ref_count = 1
         return block.id
 

@@ -10,7 +10,7 @@ from cache_node.sequence import Sequence
 class Commitment(Protocol):
     """Decides on memory for an admission. Told of preemptions and steps, it may learn from them."""
 
-    def spare(self, newcomer: Sequence, running: Seq[Sequence], pool: BlockPool) -> int | None:
+    def spare(self, newcomer: Sequence, running: Seq[Sequence], pool: BlockPool, /) -> int | None:
         """Blocks that must stay free once all present tokens of `newcomer` have theirs; None when
         it may not start beside `running` whatever is free.
         """
@@ -63,7 +63,7 @@ class Adaptive:
 class Greedy:
     """First come, first served, by what is free now: the baseline that preempts most."""
 
-    def spare(self, newcomer: Sequence, running: Seq[Sequence], pool: BlockPool) -> int | None:
+    def spare(self, _newcomer: Sequence, _running: Seq[Sequence], _pool: BlockPool) -> int | None:
         return 0
 
     def preempted(self) -> None:

@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+SCHEDULING_POLICIES = ("adaptive", "strict", "fcfs-greedy", "static")
+PREEMPTION_MODES = ("auto", "swap", "recompute")
 DTYPES = ("auto", "float32", "bfloat16")
+MAX_SWAP_SPACE = 4096  # GiB
 BLOCK_SIZES = range(1, 129)
 
 
@@ -29,6 +32,9 @@ class NodeConfig:
     max_num_batched_tokens: int = 2048  # in one step
     max_waiting: int = 1024  # requests beyond max_num_seqs, then RESOURCE_EXHAUSTED
     enable_prefix_caching: bool = True
+    swap_space: float = 0.0  # GiB of a CPU pool below the KV pool; on a CPU node both are RAM
+    preemption_mode: str = "auto"  # what a preempted request's KV becomes: swapped, recomputed
+    scheduling_policy: str = "adaptive"  # what is promised to running requests
     threads: int = 1  # of torch; one less than there are cores, when others share them
     cache_dir: Path | None = None  # of converted models; None: $KVMESH_CACHE or ~/.cache/kvmesh
     redis_url: str | None = None  # the shared prefix index; None: only the direct feed
@@ -37,8 +43,25 @@ class NodeConfig:
     log_requests: bool = False
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype: must be one of {', '.join(DTYPES)}, is {self.dtype!r}")
+        self._check_choices()
+        self._check_sizes()
+
+    def _check_choices(self) -> None:
+        for field, choices in (
+            ("dtype", DTYPES),
+            ("scheduling_policy", SCHEDULING_POLICIES),
+            ("preemption_mode", PREEMPTION_MODES),
+        ):
+            if getattr(self, field) not in choices:
+                raise ValueError(
+                    f"{field}: must be one of {', '.join(choices)}, is {getattr(self, field)!r}"
+                )
+
+    def _check_sizes(self) -> None:
+        if not 0 <= self.swap_space <= MAX_SWAP_SPACE:
+            raise ValueError(
+                f"swap_space: must be in [0, {MAX_SWAP_SPACE}] GiB, is {self.swap_space}"
+            )
         if self.block_size not in BLOCK_SIZES:
             raise ValueError(f"block_size: must be in [1, 128] tokens, is {self.block_size}")
         for field in ("max_num_seqs", "max_num_batched_tokens", "threads", "kv_cache_bytes"):

@@ -56,9 +56,9 @@ class CpuTier:
         if table is None:
             return False
         fresh = iter(table[len(hits) :])
-        for i, place in enumerate(places):
-            if place is None:
-                place = next(fresh)
+        for i, found in enumerate(places):
+            place = next(fresh) if found is None else found
+            if found is None:
                 self._add(sequence.block_table[i], place, _at(contents, i), held=True)
             sequence.swapped.append(place)
         sequence.swapped_tokens = sequence.num_computed

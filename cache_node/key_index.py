@@ -11,7 +11,7 @@ MAX_SIBLINGS = 16
 
 
 class KeyIndex:
-    """Blocks by key, one a key, and by parent key. Whether anybody holds them is not its concern."""
+    """Blocks by key, one a key, and by parent key. Who holds them is not its concern."""
 
     def __init__(self) -> None:
         self._blocks: dict[bytes, Block] = {}

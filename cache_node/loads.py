@@ -45,7 +45,7 @@ class Loads:
         self._loads: dict[int, Load] = {}
         self._fenced: list[Load] = []
         self.loaded_blocks = 0
-        self.done: LoadDone = lambda number, whole: None  # set by who owns the thread
+        self.done: LoadDone | None = None  # set by who owns the scheduler's thread
 
     def __len__(self) -> int:
         return len(self._loads)
@@ -94,7 +94,8 @@ class Loads:
         ]
 
     def _report(self, number: int, whole: bool) -> None:
-        self.done(number, whole)
+        if self.done is not None:
+            self.done(number, whole)
 
     def tables(self) -> Iterator[tuple[list[BlockId], list[BlockId]]]:
         """The references that loads own: (KV blocks, CPU blocks)."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 
 from cache_node.block_pool import BlockPool
 from cache_node.cpu_tier import CpuTier
-from cache_node.loads import Load, Loader, Loads
+from cache_node.loads import Load, LoadDone, Loader, Loads
 from cache_node.pins import Pins
 from cache_node.reuse import Reuse, find_reuse
 from cache_node.sequence import Sequence
@@ -126,6 +126,11 @@ class KvMemory:
             self.loads.give_up(sequence)
         self._drop_swapped(sequence)
         self.release(sequence)
+
+    def on_loaded(self, done: LoadDone) -> None:
+        """Whom the loader tells, on its own thread, that it is done with a load."""
+        if self.loads is not None:
+            self.loads.done = done
 
     @property
     def pending_offloads(self) -> list[BlockCopy]:

@@ -19,14 +19,20 @@ COUNTERS: dict[str, tuple[str, Callable[[Load], float]]] = {
     "kvmesh_engine_steps": ("Steps", lambda load: load.steps),
     "kvmesh_steps_without_progress": (
         "Steps that computed nothing although requests waited",
-        lambda load: load.steps_without_progress,
+        lambda load: load.counters.steps_without_progress,
     ),
-    "kvmesh_num_preemptions": ("Requests that lost their blocks", lambda load: load.preemptions),
+    "kvmesh_num_preemptions": (
+        "Requests that lost their blocks",
+        lambda load: load.counters.preemptions,
+    ),
     "kvmesh_prefix_cache_queries": (
         "Prompt tokens looked up in the prefix cache",
-        lambda load: load.queried_tokens,
+        lambda load: load.counters.queried_tokens,
     ),
-    "kvmesh_prefix_cache_hits": ("Prompt tokens found there", lambda load: load.hit_tokens),
+    "kvmesh_prefix_cache_hits": (
+        "Prompt tokens found there",
+        lambda load: load.counters.hit_tokens,
+    ),
 }
 
 

@@ -71,7 +71,7 @@ class Preempter:
 
 
 def least_important(sequences: Iterable[Sequence]) -> Sequence:
-    """Who is preempted first: of the lowest priority the last to arrive, of that the last sample."""
+    """Who is preempted first: the lowest priority, then the last arrival, then the last sample."""
     return max(
         sequences, key=lambda seq: (-seq.request.priority, seq.request.arrival, seq.sample_index)
     )

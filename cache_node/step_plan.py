@@ -18,7 +18,7 @@ NULL_BLOCK: BlockId = 0
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy one whole block. Which pools the two ids name is said by the list that the copy is in."""
+    """Copy one whole block. The list that the copy is in says which pools the two ids name."""
 
     source: BlockId
     destination: BlockId

@@ -403,6 +403,7 @@ class GenerateResponse(_message.Message):
     DELTAS_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
     SUMMARY_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleDelta]:
         """What happened since the last frame, in order. Several tokens share a frame when the client reads slower than the
@@ -417,16 +418,21 @@ class GenerateResponse(_message.Message):
     def summary(self) -> Global___Summary:
         """In the last frame, from the node: how it ended and what the cache did."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """In the last frame, when asked for: one entry for each token of the prompt from the second on."""
+
     def __init__(
         self,
         *,
         deltas: _abc.Iterable[Global___SampleDelta] | None = ...,
         route: Global___RouteReport | None = ...,
         summary: Global___Summary | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "route", b"route", "summary", b"summary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "prompt_logprobs", b"prompt_logprobs", "route", b"route", "summary", b"summary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -99,9 +99,9 @@ def test_long_prompts_are_computed_in_tiles(tiny):
     tables = [range(1, 33), range(33, 65)]
     spec = SampleSpec(GREEDY, 500)
     executor.run(
-        StepPlan([Row(tokens[:100], 0, tables[0], None), Row(tokens[:3], 0, tables[1], None)])
+        StepPlan([Row(tokens[:100], 0, tables[0]), Row(tokens[:3], 0, tables[1])])
     )
-    rows = [Row(tokens[100:], 100, tables[0], spec), Row(tokens[3:], 3, tables[1], spec)]
+    rows = [Row(tokens[100:], 100, tables[0], [spec]), Row(tokens[3:], 3, tables[1], [spec])]
     found = executor.logits(StepPlan(rows), [0, 1])
     expected = _reference_logits(tiny, tokens)[-1]
     torch.testing.assert_close(found, torch.stack([expected] * 2), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,62 @@
+"""The CPU pool's memory, and the copies between it and the KV pool."""
+
+import queue
+import threading
+from collections.abc import Sequence
+
+import structlog
+import torch
+
+from cache_node.loads import LoadDone
+from cache_node.step_plan import BlockCopy
+
+log = structlog.get_logger()
+
+
+class SwapSpace:
+    """Blocks of the KV pool's layout in host memory. Offloads run in the step that orders them;
+    loads on a thread of their own, beside the steps (see `Loader` for what they promise).
+    """
+
+    def __init__(self, pool: torch.Tensor, num_blocks: int) -> None:
+        """`pool` is the KV pool, [blocks, …]; `num_blocks` counts the null block."""
+        self._pool = pool
+        self._space = torch.zeros((num_blocks, *pool.shape[1:]), dtype=pool.dtype)
+        self._orders: queue.SimpleQueue[tuple[int, Sequence[BlockCopy], LoadDone] | None] = (
+            queue.SimpleQueue()
+        )
+        self._thread = threading.Thread(target=self._run, name="swap-loader", daemon=True)
+        self._thread.start()
+
+    def offload(self, copies: Sequence[BlockCopy]) -> None:
+        """Copies down, now. What runs afterwards may overwrite the sources."""
+        if copies:
+            sources, destinations = _indices(copies)
+            self._space[destinations] = self._pool[sources]
+
+    def load(self, number: int, copies: Sequence[BlockCopy], done: LoadDone) -> None:
+        self._orders.put((number, copies, done))
+
+    def close(self) -> None:
+        """Ends the thread after the loads that have been ordered."""
+        self._orders.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (order := self._orders.get()) is not None:
+            number, copies, done = order
+            done(number, self._copy_up(number, copies))
+
+    def _copy_up(self, number: int, copies: Sequence[BlockCopy]) -> bool:
+        try:
+            sources, destinations = _indices(copies)
+            self._pool[destinations] = self._space[sources]
+        except Exception:
+            log.exception("load_failed", load=number, blocks=len(copies))
+            return False
+        return True
+
+
+def _indices(copies: Sequence[BlockCopy]) -> tuple[torch.Tensor, torch.Tensor]:
+    sources = torch.tensor([copy.source for copy in copies])
+    return sources, torch.tensor([copy.destination for copy in copies])
