@@ -12,9 +12,10 @@ from cache_node.model.llama import LlamaModel, StepInputs
 from cache_node.model.model_config import ModelConfig
 from cache_node.model.source import Progress
 from cache_node.model.weights import Checkpoint
-from cache_node.sampler import sample
-from cache_node.sampling import Choice, SampleSpec, SamplingParams
+from cache_node.row_results import row_results, wanted_tokens
+from cache_node.sampling import SampleSpec, SamplingParams
 from cache_node.step_plan import Row, RowResult, StepPlan
+from cache_node.swap_space import SwapSpace
 from kernels.attention_plan import AttentionRow, plan_attention
 from kernels.block_copy import copy_blocks
 from kernels.kv_write import kv_write_index
@@ -25,12 +26,17 @@ DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.f
 class CpuExecutor:
     """Owns the KV pool and the model. One call at a time, as `Executor` says."""
 
-    def __init__(self, model: LlamaModel, layout: KvLayout, num_blocks: int) -> None:
-        """`num_blocks` counts the null block."""
+    def __init__(
+        self, model: LlamaModel, layout: KvLayout, num_blocks: int, num_cpu_blocks: int = 1
+    ) -> None:
+        """`num_blocks` and `num_cpu_blocks` count the null block of each pool."""
         self.layout = layout
         self.num_blocks = num_blocks
+        self.num_cpu_blocks = num_cpu_blocks
+        self.copy_bytes_per_second = 0.0
         self._model = model
         self._pool = _make_pool(layout, num_blocks, model.dtype)
+        self.swap = SwapSpace(self._pool, num_cpu_blocks)
 
     @property
     def model_config(self) -> ModelConfig:
@@ -43,19 +49,19 @@ class CpuExecutor:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[RowResult]:
-        sampled = [i for i, row in enumerate(plan.rows) if row.samples]
-        logits = self.logits(plan, sampled)
-        repeats = torch.tensor([len(plan.rows[i].samples) for i in sampled], dtype=torch.int64)
-        specs = [spec for i in sampled for spec in plan.rows[i].samples]
-        choices = iter(sample(logits.repeat_interleave(repeats, dim=0), specs))
-        return [RowResult([Choice(next(choices)) for _ in row.samples]) for row in plan.rows]
+        self._move_blocks(plan)
+        if not plan.rows:
+            return []
+        inputs = self._inputs(plan.rows, wanted_tokens(plan.rows))
+        hidden = self._model.hidden(inputs, self._pool)
+        return row_results(plan.rows, hidden, self._model.logits, self.model_config.vocab_size)
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan, rows: Sequence[int]) -> torch.Tensor:
         """Runs the plan's copies and rows, and returns what follows the last token of each of
         `rows`: [len(rows), vocab_size], float32.
         """
-        copy_blocks(self._pool, ((copy.source, copy.destination) for copy in plan.copies))
+        self._move_blocks(plan)
         ends = np.cumsum([len(row.token_ids) for row in plan.rows])
         return self._forward(plan.rows, [int(ends[i]) - 1 for i in rows])
 
@@ -65,6 +71,10 @@ class CpuExecutor:
         float32.
         """
         return self._forward([row], range(len(row.token_ids)))
+
+    def _move_blocks(self, plan: StepPlan) -> None:
+        self.swap.offload(plan.offloads)
+        copy_blocks(self._pool, ((copy.source, copy.destination) for copy in plan.copies))
 
     def _forward(self, rows: Sequence[Row], logit_tokens: Sequence[int]) -> torch.Tensor:
         if not rows:
