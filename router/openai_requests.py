@@ -49,6 +49,20 @@ _PLAIN = (
 )
 
 
+def _formatted(request: pb.GenerateRequest) -> pb.GenerateRequest:
+    """`request`, unless the answer over HTTP has no place for what it asks: UNIMPLEMENTED then."""
+    params = request.sampling
+    for field in ("n", "best_of"):
+        if getattr(params, field) > 1:
+            raise unimplemented(field, "only 1 is served over HTTP by this version")
+    for field in ("logprobs", "prompt_logprobs"):
+        if params.HasField(field):  # type: ignore[arg-type]  # the stub wants a literal
+            raise unimplemented(field, "not served over HTTP by this version, leave it out")
+    if params.HasField("max_tokens") and params.max_tokens == 0:
+        raise unimplemented("max_tokens", "0 is not served over HTTP by this version, send 1")
+    return request
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True)
 
@@ -139,7 +153,7 @@ class CompletionBody(_Shared):
             request.text = prompt
         else:
             request.token_ids = pack_tokens(prompt)
-        return request
+        return _formatted(request)
 
     def _single_prompt(self) -> str | list[int]:
         prompt = self.prompt
@@ -213,7 +227,7 @@ class ChatBody(_Shared):
         if self.logprobs or self.top_logprobs:
             request.sampling.logprobs = self.top_logprobs or 0
         request.chat.CopyFrom(self._chat())
-        return request
+        return _formatted(request)
 
     def _chat(self) -> pb.Chat:
         return pb.Chat(

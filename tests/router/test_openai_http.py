@@ -249,9 +249,15 @@ async def test_a_10_mb_body_is_refused_and_never_held(fleet):
 
 
 async def test_what_is_not_served_is_501(fleet):
-    for field, value in {"n": 2, "echo": True, "logprobs": 1, "logit_bias": {"5": 1.0}}.items():
+    refused = {
+        "n": 2, "best_of": 2, "echo": True, "logprobs": 0, "prompt_logprobs": 1, "max_tokens": 0,
+        "logit_bias": {"5": 1.0},
+    }  # fmt: skip
+    for field, value in refused.items():
         answer = await fleet.http.post("/v1/completions", json=completion(**{field: value}))
         assert (answer.status_code, answer.json()["error"]["param"]) == (501, field)
+    chat = {**CHAT, "logprobs": True}
+    assert (await fleet.http.post("/v1/chat/completions", json=chat)).status_code == 501
 
 
 async def test_full_is_429_and_gone_is_503(fleet):
