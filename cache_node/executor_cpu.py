@@ -88,7 +88,9 @@ class CpuExecutor:
             positions=torch.cat([torch.arange(r.start, r.end) for r in rows]),
             kv_index=kv_write_index(self._pool, tables, spans),
             attention=plan_attention(
-                self._pool, [AttentionRow(r.start, r.end, r.block_table) for r in rows]
+                self._pool,
+                [AttentionRow(r.start, r.end, r.block_table) for r in rows],
+                self.model_config.windows,
             ),
             logit_tokens=torch.tensor(list(logit_tokens), dtype=torch.int64),
         )

@@ -16,8 +16,8 @@ from gguf import GGUFReader, ReaderTensor
 from gguf.quants import dequantize
 from safetensors.torch import save_file
 
+from cache_node.model.config_fields import UnsupportedModelError
 from cache_node.model.gguf_tokenizer import tokenizer_config, tokenizer_json
-from cache_node.model.model_config import UnsupportedModelError
 
 CONVERTER_VERSION = 1
 """Part of the cache directory's name: raise it when the output changes."""

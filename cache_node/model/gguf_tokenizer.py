@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from cache_node.model.model_config import UnsupportedModelError
+from cache_node.model.config_fields import UnsupportedModelError
 
 CONTROL, USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from cache_node.model.config_fields import UnsupportedModelError
 from cache_node.model.gguf_convert import convert_gguf
-from cache_node.model.model_config import ModelConfig, UnsupportedModelError
+from cache_node.model.model_config import ModelConfig
 from kvmesh.tokenizer import Tokenizer
 from tests.cache_node.model.gguf_file import write_gguf
 from tests.tiny_model import save_tiny
@@ -42,7 +43,7 @@ def test_config_comes_back(convert):
 
 def test_linear_rope_scaling_comes_back(convert):
     _, converted = convert(llama__rope__scaling__type="linear", llama__rope__scaling__factor=4.0)
-    rope = ModelConfig.from_directory(converted).rope
+    rope = ModelConfig.from_directory(converted).layers[0].rope
     assert (rope.rope_type, rope.factor) == ("linear", 4.0)
 
 

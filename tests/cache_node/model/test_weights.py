@@ -6,10 +6,10 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.tiny_model import save_tiny
 
 from cache_node.model.fingerprint import model_fingerprint
 from cache_node.model.weights import INDEX_NAME, Checkpoint, checkpoint_files
+from tests.tiny_model import save_tiny
 
 
 @pytest.fixture
