@@ -81,8 +81,8 @@ class BlockPool:
             hits.append(block)
         return hits
 
-    def is_shared(self, block_id: BlockId) -> bool:
-        return self._blocks[block_id].ref_count > 1
+    def references(self, block_id: BlockId) -> int:
+        return self._blocks[block_id].ref_count
 
     def can_allocate(self, count: int, hits: Sequence[BlockId] = (), spare: int = 0) -> bool:
         """Whether `allocate(count, hits)` would succeed and leave `spare` blocks."""

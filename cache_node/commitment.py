@@ -103,5 +103,5 @@ def _pending_copy(sequence: Sequence, pool: BlockPool) -> bool:
     return (
         within > 0
         and place < len(sequence.block_table)
-        and pool.is_shared(sequence.block_table[place])
+        and pool.references(sequence.block_table[place]) > 1
     )

@@ -50,6 +50,11 @@ class Loads:
     def __len__(self) -> int:
         return len(self._loads)
 
+    @property
+    def hanging(self) -> bool:
+        """Whether a load that was given up has not ended: no other is worth starting."""
+        return any(load.sequence is None for load in self._loads.values())
+
     def start(self, sequence: Sequence, copies: Seq[BlockCopy], tokens: int, now: float) -> None:
         """Begins to fill blocks of the table of `sequence` from the CPU pool. Takes over a
         reference on each CPU block.

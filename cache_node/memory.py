@@ -9,7 +9,7 @@ from cache_node.pins import Pins
 from cache_node.reuse import Reuse, find_reuse
 from cache_node.sequence import Sequence
 from cache_node.step import Step
-from cache_node.step_plan import BlockCopy
+from cache_node.step_plan import BlockCopy, BlockId
 from kvmesh.v1.cache_node_pb2 import TIER_CPU, TIER_GPU
 from prefix_index.events import Event
 
@@ -50,7 +50,10 @@ class KvMemory:
         return events
 
     def find_reuse(self, sequence: Sequence) -> Reuse:
-        return find_reuse(sequence, self.pool, self.tier)
+        hanging = self.loads is not None and self.loads.hanging
+        if hanging:
+            self._drop_swapped(sequence)
+        return find_reuse(sequence, self.pool, None if hanging else self.tier)
 
     def missing(self, sequence: Sequence, reuse: Reuse) -> int:
         """Blocks that its tokens need beside those that `reuse` found in the KV pool."""
@@ -83,7 +86,7 @@ class KvMemory:
         """Makes room for the newest token, in a block that nobody else holds (copy-on-write)."""
         place = sequence.num_computed // self.pool.block_size
         table = sequence.block_table
-        shared = place < len(table) and self.pool.is_shared(table[place])
+        shared = place < len(table) and self._is_shared(table[place], step)
         missing = self.pool.blocks_for(len(sequence.tokens)) - len(table)
         blocks = self.pool.allocate(missing + shared)
         if blocks is None:
@@ -109,7 +112,7 @@ class KvMemory:
 
     def swap_out(self, sequence: Sequence) -> bool:
         """Copies what is computed down, and holds it there for the sequence."""
-        if self.tier is None:
+        if self.tier is None or (self.loads is not None and self.loads.hanging):
             return False
         published = sequence.num_published if sequence.request.use_cache else 0
         return self.tier.swap_out(sequence, sequence.keys.extend_to(sequence.tokens, published))
@@ -175,6 +178,12 @@ class KvMemory:
             below = self.tier.pool.check_integrity([*swapped, *(cpu for _, cpu in loading)])
             found += [f"CPU pool: {violation}" for violation in below]
         return found
+
+    def _is_shared(self, block: BlockId, step: Step) -> bool:
+        """Whether another sequence reads it. The copies of the step run before anything is written:
+        the last of those that shared a block keeps it.
+        """
+        return self.pool.references(block) - step.references(block) > 1
 
     def _launch_loads(self) -> None:
         if self.loads is not None:

@@ -66,6 +66,10 @@ class Step:
         """Fills the block at `place` of the table from `source`, whose reference the step takes."""
         self._copies.append(_Copy(sequence, place, source, sequence.block_table[place]))
 
+    def references(self, block: BlockId) -> int:
+        """How many references on `block` the step has, as a source of copies."""
+        return sum(copy.source == block for copy in self._copies)
+
     def drop(self, sequence: Sequence, pool: BlockPool) -> None:
         """Takes row and copies of `sequence` out again; its table is as it was before the step."""
         for copy in [copy for copy in self._copies if copy.sequence is sequence]:

@@ -9,11 +9,12 @@ from cache_node.commitment import Adaptive, Greedy, Static, Strict
 from cache_node.preemption import PreemptionMode
 from cache_node.sequence import Sequence
 from tests.cache_node.mock_node import MockNode, reference, tokens
+from tests.cache_node.pool_content import chain
 
 
 @dataclass
 class Blast:
-    """Submits, aborts, pins, and lets loads finish late, fail, or hang, by the numbers of `seed`."""
+    """Submits, aborts, pins, lets loads finish late, fail, or hang, by the numbers of `seed`."""
 
     node: MockNode
     seed: int
@@ -80,8 +81,7 @@ class Blast:
 
     def _pin(self, rng: random.Random) -> None:
         if rng.random() < 0.02:
-            keys = KeyChainOf(self.node, tokens(16, seed=rng.randint(0, 6)))
-            hits = self.node.pool.lookup(keys)
+            hits = self.node.pool.lookup(chain(tokens(16, seed=rng.randint(0, 6))))
             name = f"p{rng.randint(0, 3)}"
             self.node.memory.pins.pin(name, hits, rng.randint(0, 2), self.node.now + rng.random())
 
@@ -92,13 +92,6 @@ class Blast:
             self.node.now += 20.0  # whatever is being loaded is overdue
         if rng.random() < 0.3:
             executor.finish_loads(whole=rng.random() > 0.2)
-
-
-def KeyChainOf(node: MockNode, prompt: list[int]):
-    from cache_node.key_chain import KeyChain
-    from tests.cache_node.mock_node import ROOT
-
-    return KeyChain(ROOT, node.block_size).extend_to(prompt, len(prompt) // node.block_size)
 
 
 def test_twenty_thousand_steps_with_everything_on():
