@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-import grpc
-
 from kvmesh.cli.ask import Answer, ask
-from kvmesh.packing import pack_tokens, unpack_tokens
-from kvmesh.v1 import generate_pb2, inference_pb2, inference_pb2_grpc
+from kvmesh.client import Client
 
 GOAL = 0.25  # the warm time over the cold one, at most
 OUTPUT_TOKENS = 4
@@ -71,30 +68,21 @@ def measure_ttft(
 ) -> TtftResult:
     """Measures through the router at `target`; one more repetition first warms everything up.
 
-    Raises grpc.RpcError when a request fails.
+    Raises RequestError when a request fails.
     """
     draw = random.Random()
-    with grpc.insecure_channel(target) as channel:
-        vocabulary = _ordinary_tokens(channel)
+    with Client(target) as client:
+        vocabulary = client.tokenize(ORDINARY, add_special_tokens=False)
 
         def repeat() -> Pair:
             prefix = draw.choices(vocabulary, k=prefix_tokens)
             tails = (draw.choices(vocabulary, k=tail_tokens) for _ in range(2))
-            return Pair(*(_first_tokens(channel, prefix + tail) for tail in tails))
+            return Pair(*(_first_tokens(client, prefix + tail) for tail in tails))
 
         repeat()
         pairs = tuple(repeat() for _ in range(repetitions))
     return TtftResult(prefix_tokens, tail_tokens, pairs)
 
 
-def _ordinary_tokens(channel: grpc.Channel) -> list[int]:
-    """Ids of plain words in the model's vocabulary, whatever that is."""
-    stub = inference_pb2_grpc.InferenceStub(channel)
-    request = inference_pb2.TokenizeRequest(text=ORDINARY, add_special_tokens=False)
-    return unpack_tokens(stub.Tokenize(request).token_ids)
-
-
-def _first_tokens(channel: grpc.Channel, tokens: list[int]) -> Answer:
-    sampling = generate_pb2.SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0, ignore_eos=True)
-    request = generate_pb2.GenerateRequest(token_ids=pack_tokens(tokens), sampling=sampling)
-    return ask(channel, request)
+def _first_tokens(client: Client, tokens: list[int]) -> Answer:
+    return ask(client, token_ids=tokens, max_tokens=OUTPUT_TOKENS, temperature=0, ignore_eos=True)

@@ -1,3 +1,1 @@
-"""The router: admission, choice of a node, dispatch, and the gRPC and OpenAI-compatible fronts.
-Never imports torch.
-"""
+"""The router: admission, choice of a node, dispatch, and its two fronts. Never imports torch."""

@@ -52,15 +52,16 @@ class RunningCall:
         return self.placed.node.name
 
     async def read(self) -> bytes | None:
-        """The next frame, None at the end. Raises AioRpcError with the node's status, `lost` as
-        UNAVAILABLE.
+        """The next frame, None at the end.
+
+        Raises AioRpcError with the node's status, NodeFailed when the registry gave the node up.
         """
         try:
             frame = await self.call.read()
         except asyncio.CancelledError:
             if _we_are_cancelled():
                 raise
-            # The registry gave the node up: a peer that hangs ends no call by itself.
+            # It was the registry: a peer that hangs ends no call by itself.
             raise NodeFailed(unavailable(f"{self.node_name} gives no sign of life")) from None
         return None if frame is aio.EOF else cast(bytes, frame)
 
@@ -111,8 +112,7 @@ class Answer:
         """
         if self.frames == 0:
             self.frames = 1
-            # Two serialized messages after each other are one with the fields of both: no frame of
-            # its own.
+            # Two serialized messages after each other are one with the fields of both.
             route = pb.GenerateResponse(route=self.report).SerializeToString()
             return route + (self._first or b"")
         if self._ended:

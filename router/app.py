@@ -77,9 +77,7 @@ class RouterApp:
         )
 
     async def start(self) -> None:
-        """Serves from here on, with UNAVAILABLE until a node is up. Raises OSError when a port is
-        taken.
-        """
+        """Serves from here on, UNAVAILABLE until a node is up. Raises OSError for a taken port."""
         self._registry.on_change(self._show_health)
         await self._start_grpc()
         self.http_port = await self._http.start()
@@ -87,7 +85,13 @@ class RouterApp:
         self._spawn(self._check_silence(), "silence")
         for node in self._registry.nodes:
             watcher = Watcher(
-                node, self._registry, self._fleet, self._index, self._silence, self._router_id
+                node,
+                self._registry,
+                self._fleet,
+                self._index,
+                self.ledger,
+                self._silence,
+                self._router_id,
             )
             self._spawn(watcher.run(), f"watch {node.address}")
 

@@ -25,9 +25,7 @@ from router.request_log import RequestLog
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a front knows beside the request. `timeout` is in seconds, None when the client set no
-    deadline.
-    """
+    """What a front knows beside the request. `timeout`: seconds, None without a deadline."""
 
     endpoint: str  # for the log
     metadata: Iterable[Pair] = ()
@@ -72,15 +70,14 @@ class RouterCore:
 
     @asynccontextmanager
     async def generate(self, request: pb.GenerateRequest, caller: Caller) -> AsyncIterator[Answer]:
-        """An answer whose first frame is there. Leaving the block releases everything, on node and
-        router.
+        """An answer whose first frame is there; leaving the block releases all of it everywhere.
 
         Takes over `request` and fills in what the client left out. Raises RequestError.
         """
         arrived = time.monotonic()
         with self._log.entry(caller.endpoint, request) as entry:
             prompt, model = await self._prepare(request)
-            deadline = arrived + min(caller.timeout or self._request_timeout, self._request_timeout)
+            deadline = arrived + self._limit(caller.timeout)
             job = Job(request, prompt, model, caller.metadata, arrived, deadline)
             answer = await self._dispatcher.open(job)
             entry.report = answer.report
@@ -116,18 +113,14 @@ class RouterCore:
         return await self._reader.detokenize(request.token_ids, model, request.skip_special_tokens)
 
     def model(self, name: str) -> Model:
-        """The model that clients call `name`. Raises INVALID_ARGUMENT for another, UNAVAILABLE
-        before the first node.
-        """
+        """The model called `name`. Raises INVALID_ARGUMENT for another, UNAVAILABLE without any."""
         model = self.fleet.model
         if name not in ("", model.name):
             raise invalid("model", f"must be {model.name!r} or empty, is {name[:200]!r}")
         return model
 
     async def _prepare(self, request: pb.GenerateRequest) -> tuple[Prompt, Model]:
-        """Every check that needs no node, the cheap ones first; what the client left open is
-        decided.
-        """
+        """Every check that needs no node, the cheap ones first; then decides what is left open."""
         model = self.model(request.model)
         check_request_id(request.request_id)
         check_priority(request.priority)
@@ -139,6 +132,9 @@ class RouterCore:
             raise unavailable("no cache node is up")
         self._resolve(request, fit_max_tokens(request.sampling, prompt.count, model, largest))
         return prompt, model
+
+    def _limit(self, timeout: float | None) -> float:
+        return self._request_timeout if timeout is None else min(timeout, self._request_timeout)
 
     def _resolve(self, request: pb.GenerateRequest, max_tokens: int) -> None:
         request.request_id = request.request_id or uuid.uuid4().hex

@@ -20,9 +20,7 @@ from router.prompt import Prompt
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request that has passed every check. `arrived` and `deadline` are on time.monotonic's
-    clock, in seconds.
-    """
+    """A request that has passed every check. Times are time.monotonic's, in seconds."""
 
     request: pb.GenerateRequest  # id, seed and max_tokens are set
     prompt: Prompt
@@ -34,9 +32,7 @@ class Job:
 
 @dataclass(slots=True)
 class _Refusals:
-    """What the nodes said that did not take the request, and what the client is to be told in the
-    end.
-    """
+    """What the nodes said that did not take the request, and what to tell the client then."""
 
     errors: list[RequestError] = field(default_factory=list)
     tried: set[str] = field(default_factory=set)
@@ -55,9 +51,7 @@ class _Refusals:
 
 
 class Dispatcher:
-    """Owns a request's reservation and its call from the choice of the node until the answer is
-    closed.
-    """
+    """Owns a request's reservation and call from the choice until the answer is closed."""
 
     def __init__(
         self, placement: Placement, ledger: Ledger, router_id: str, metrics: RouterMetrics
@@ -98,9 +92,7 @@ class Dispatcher:
         return placed
 
     async def _start(self, job: Job, placed: Placed) -> Answer:
-        """Waits for the node's first frame. On any other end the reservation is released and the
-        call is gone.
-        """
+        """Waits for the node's first frame; on any other end releases reservation and call."""
         report = self._report(job, placed)
         running = RunningCall(self._call(job, placed), placed, self._ledger)
         try:

@@ -78,9 +78,7 @@ class Exchange:
         await response(self._scope, self._receive, self._send)
 
     async def fail(self, error: RequestError) -> None:
-        """A broken stream ends without [DONE] and without a finish reason: it does not pretend to
-        be complete.
-        """
+        """A stream ends without finish reason and [DONE]: it does not pretend to be complete."""
         if self._complete:
             return
         error = in_openais_words(error)

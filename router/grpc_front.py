@@ -27,6 +27,9 @@ SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),  # our own limit is lower and says more
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.so_reuseport", 0),
+    # A client whose host is gone sends no cancel.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
     ("grpc.http2.write_buffer_size", WINDOW_BYTES),

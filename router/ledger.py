@@ -3,8 +3,9 @@
     reserve ──▶ held, prefilling ──prefilled──▶ held ──release──▶ gone
                        └────────────────release──────────────────▶ gone
 
-A node reports its load together with the last dispatch that is counted in it, so the router adds
-only what it has sent after that one, and nothing is counted twice.
+A node reports its load together with the last dispatch that is counted in it. The router adds what
+it has sent after that one, and takes off what it has seen end since: nothing is counted twice, and
+the next request of a conversation does not find the node busy with the one before.
 """
 
 from dataclasses import dataclass, field
@@ -31,20 +32,25 @@ class Reservation:
         return self.request_id, self.attempt
 
 
-@dataclass(frozen=True, slots=True)
-class Unseen:
-    """What was dispatched to a node after the dispatch that its last report counts."""
+@dataclass(slots=True)
+class Change:
+    """What happened to a node's load since its last report, as far as this router knows.
 
-    requests: int
-    prefill_tokens: int
-    blocks: int
+    More dispatches add, first tokens and ends subtract: a part can be negative.
+    """
+
+    requests: int = 0
+    prefill_tokens: int = 0
+    blocks: int = 0
 
 
 @dataclass(slots=True)
 class _Account:
     sequence: int = 0
+    reported: int = 0  # the last dispatch that the node's report counts
     held: dict[Key, Reservation] = field(default_factory=dict)
     prefilling: dict[Key, Reservation] = field(default_factory=dict)
+    settled: Change = field(default_factory=Change)  # counted in the report, and over since
 
 
 class Ledger:
@@ -80,6 +86,8 @@ class Ledger:
         account = self._accounts[reservation.node]
         if account.prefilling.get(reservation.key) is reservation:
             del account.prefilling[reservation.key]
+            if reservation.sequence <= account.reported:
+                account.settled.prefill_tokens += reservation.prefill_tokens
 
     def release(self, reservation: Reservation) -> None:
         """Idempotent: a second release touches neither the next attempt nor the next request of the
@@ -90,27 +98,31 @@ class Ledger:
             self.prefilled(reservation)
             del account.held[reservation.key]
             self._requests.remove(reservation.request_id)
+            if reservation.sequence <= account.reported:
+                account.settled.requests += 1
+                account.settled.blocks += reservation.blocks
+
+    def report(self, node: str, last_sequence: int) -> None:
+        """The node has reported its load, dispatches up to `last_sequence` counted."""
+        account = self._accounts.setdefault(node, _Account())
+        account.reported, account.settled = last_sequence, Change()
+
+    def since_report(self, node: str) -> Change:
+        """What to add to the node's last report."""
+        account = self._accounts.get(node)
+        if account is None:
+            return Change()
+        held = _after(account.held, account.reported)
+        prefilling = _after(account.prefilling, account.reported)
+        settled = account.settled
+        return Change(
+            requests=len(held) - settled.requests,
+            prefill_tokens=sum(each.prefill_tokens for each in prefilling) - settled.prefill_tokens,
+            blocks=sum(each.blocks for each in held) - settled.blocks,
+        )
 
     def in_flight(self, node: str) -> int:
         return len(self._accounts[node].held) if node in self._accounts else 0
-
-    def prefilling_tokens(self, node: str) -> int:
-        if node not in self._accounts:
-            return 0
-        return sum(each.prefill_tokens for each in self._accounts[node].prefilling.values())
-
-    def unseen(self, node: str, last_sequence: int) -> Unseen:
-        """What a report that counts dispatches up to `last_sequence` leaves out."""
-        account = self._accounts.get(node)
-        if account is None:
-            return Unseen(0, 0, 0)
-        held = _after(account.held, last_sequence)
-        prefilling = _after(account.prefilling, last_sequence)
-        return Unseen(
-            requests=len(held),
-            prefill_tokens=sum(each.prefill_tokens for each in prefilling),
-            blocks=sum(each.blocks for each in held),
-        )
 
     @property
     def idle(self) -> bool:

@@ -1,6 +1,4 @@
-"""Where a prompt goes: what is known of each node, the policy's choice, and the reservation, in one
-atomic step.
-"""
+"""Where a prompt goes: what is known of the nodes, the policy's choice, and the reservation."""
 
 import random
 from collections.abc import Collection
@@ -76,16 +74,16 @@ class Placement:
         matches = self._index.match(prompt.keys)
         found = []
         for node in nodes:
-            unseen = self._ledger.unseen(node.name, node.load.last_dispatch_sequence)
+            change = self._ledger.since_report(node.name)
             match = matches.get(node.name)
             found.append(
                 Candidate(
                     node.name,
                     match.gpu_blocks * model.block_size if match else 0,
                     match.cpu_blocks * model.block_size if match else 0,
-                    node.load.queued_prefill_tokens + unseen.prefill_tokens,
-                    node.held_blocks + unseen.blocks,
-                    node.load.running + node.load.waiting + unseen.requests,
+                    max(0, node.load.queued_prefill_tokens + change.prefill_tokens),
+                    max(0, node.held_blocks + change.blocks),
+                    max(0, node.load.running + node.load.waiting + change.requests),
                     node.load.prefill_tokens_per_second,
                 )
             )

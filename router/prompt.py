@@ -1,6 +1,4 @@
-"""From a request to the tokens that the model sees and the keys of their blocks, off the event
-loop.
-"""
+"""From a request to the tokens that the model sees and the keys of their blocks."""
 
 import asyncio
 import json
@@ -30,9 +28,7 @@ AnyPrompt = pb.GenerateRequest | inference_pb2.TokenizeRequest
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`keys` are those of the blocks that a node may have cached: at least one token is always
-    computed.
-    """
+    """`keys` are of the blocks that a node may reuse: at least one token is always computed."""
 
     token_ids: bytes  # little-endian uint32
     count: int
@@ -42,25 +38,19 @@ class Prompt:
 
 
 class PromptReader:
-    """Owns the threads that tokenise. The bound on what waits for them is the router's bound on
-    requests in flight.
-    """
+    """Owns the threads that tokenise. At most the router's requests in flight wait for them."""
 
     def __init__(self, threads: int) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
 
     async def read(self, request: pb.GenerateRequest, model: Model) -> Prompt:
-        """Raises INVALID_ARGUMENT for a prompt that is missing, malformed, or too long for the
-        model.
-        """
+        """Raises INVALID_ARGUMENT for a prompt that is missing, malformed or too long."""
         if request.WhichOneof("prompt") == "token_ids" and len(request.token_ids) <= SHORT:
             return _read(request, model)
         return await self._run(lambda: _read(request, model))
 
     async def tokenize(self, request: inference_pb2.TokenizeRequest, model: Model) -> bytes:
-        """Packed token ids; raises INVALID_ARGUMENT. The length is not limited by the model's
-        context.
-        """
+        """Packed token ids, as many as there are. Raises INVALID_ARGUMENT."""
         special = request.add_special_tokens if request.HasField("add_special_tokens") else True
         return await self._run(lambda: _token_ids(request, model, special))
 
@@ -108,17 +98,23 @@ def _token_ids(request: AnyPrompt, model: Model, add_special_tokens: bool) -> by
             return pack_tokens(model.tokenizer.encode(text, add_special_tokens=False))
         case "token_ids":
             assert isinstance(request, pb.GenerateRequest)  # the only one with this form of prompt
+            check_prompt_length(_count(request.token_ids), model.max_model_len)
             _checked_ids(request.token_ids, model)
             return request.token_ids
     raise invalid("prompt", "is missing: set one of text, chat, token_ids")
 
 
-def _checked_ids(token_ids: bytes, model: Model) -> list[int]:
+def _count(token_ids: bytes) -> int:
     if len(token_ids) % TOKEN_BYTES:
         raise invalid(
             "token_ids",
             f"must be packed as uint32, a multiple of {TOKEN_BYTES} bytes, has {len(token_ids)}",
         )
+    return len(token_ids) // TOKEN_BYTES
+
+
+def _checked_ids(token_ids: bytes, model: Model) -> list[int]:
+    _count(token_ids)
     ids = unpack_tokens(token_ids)
     if ids and max(ids) >= model.vocab_size:
         check_token_ids("token_ids", ids, model.vocab_size)
@@ -126,9 +122,7 @@ def _checked_ids(token_ids: bytes, model: Model) -> list[int]:
 
 
 def render(chat: pb.Chat, model: Model) -> str:
-    """The chat as the model's template writes it. Raises INVALID_ARGUMENT that names the messages,
-    or their part.
-    """
+    """The chat as the model's template writes it. Raises INVALID_ARGUMENT by field."""
     if not chat.messages:
         raise invalid("messages", "must not be empty, send at least one message")
     messages = [_message(place, message) for place, message in enumerate(chat.messages)]

@@ -39,9 +39,7 @@ class Registry:
         return max((node.num_blocks for node in self.nodes if node.accepted), default=None)
 
     def name_taken(self, name: str, by_other_than: Node) -> Node | None:
-        """The other node that goes by that name, accepted or about to be: ledger and index know
-        nodes by name.
-        """
+        """The other node of that name, which ledger and index would take for the same one."""
         gone = (Health.NODE_HEALTH_DOWN, Health.NODE_HEALTH_REFUSED)
         others = (each for each in self.nodes if each is not by_other_than)
         return next(

@@ -13,6 +13,7 @@ from kvmesh.v1 import cache_node_pb2 as pb
 from kvmesh.v1 import cache_node_pb2_grpc as rpc
 from router.fleet import Fleet
 from router.index import Index
+from router.ledger import Ledger
 from router.node import Health, Node
 from router.registry import Registry
 from router.silence import SilenceDetector
@@ -50,6 +51,7 @@ class Watcher:
         registry: Registry,
         fleet: Fleet,
         index: Index,
+        ledger: Ledger,
         silence: SilenceDetector,
         router_id: str,
         clock: Callable[[], float] = time.time,
@@ -58,19 +60,19 @@ class Watcher:
         self._registry = registry
         self._fleet = fleet
         self._index = index
+        self._ledger = ledger
         self._silence = silence
         self._router_id = router_id
         self._clock = clock
+        self._retry = FIRST_RETRY
         self._stub: rpc.CacheNodeAsyncStub = rpc.CacheNodeStub(node.channel)
 
     async def run(self) -> None:
-        retry = FIRST_RETRY
         while True:
             lost = await self._life()
-            was_up = self._node.accepted
             self._registry.set_health(self._node, lost.health, str(lost))
-            retry = FIRST_RETRY if was_up else min(2 * retry, LAST_RETRY)
-            await asyncio.sleep(retry)
+            await asyncio.sleep(self._retry)
+            self._retry = min(2 * self._retry, LAST_RETRY)
 
     async def _life(self) -> NodeLost:
         """From the first contact to the last; returns how it ended."""
@@ -98,6 +100,7 @@ class Watcher:
             reason = f"its name {info.name} is that of {other.address}: give each node its own"
             raise NodeLost(Health.NODE_HEALTH_REFUSED, reason)
         self._registry.accept(self._node, info)
+        self._retry = FIRST_RETRY
         return info
 
     async def _define_fleet(self, info: pb.NodeInfo) -> None:
@@ -110,9 +113,7 @@ class Watcher:
             raise NodeLost(Health.NODE_HEALTH_REFUSED, reason) from error
 
     async def _follow(self, info: pb.NodeInfo) -> None:
-        """Applies states until the node is gone. Raises NodeLost when it has gone silent or changed
-        its epoch.
-        """
+        """Applies states until the stream ends. Raises NodeLost on silence or another epoch."""
         self._index.opened(info.name, info.epoch)
         try:
             while await self._follow_stream(info):
@@ -121,9 +122,7 @@ class Watcher:
             self._index.closed(info.name)
 
     async def _follow_stream(self, info: pb.NodeInfo) -> bool:
-        """One state stream. True: another is to be opened, for a snapshot or for another choice of
-        events.
-        """
+        """One state stream. True: open another, for a snapshot or for events from elsewhere."""
         with_events = self._index.wants_events
         call = self._watch_state(with_events)
         silent = asyncio.Event()
@@ -155,8 +154,9 @@ class Watcher:
         if state.epoch != info.epoch:
             raise NodeLost(Health.NODE_HEALTH_DOWN, f"restarted as epoch {state.epoch}")
         self._node.load = state.load
-        draining = Health.NODE_HEALTH_DRAINING if state.draining else Health.NODE_HEALTH_UP
-        self._registry.set_health(self._node, draining)
+        self._ledger.report(info.name, state.load.last_dispatch_sequence)
+        health = Health.NODE_HEALTH_DRAINING if state.draining else Health.NODE_HEALTH_UP
+        self._registry.set_health(self._node, health)
         if not state.HasField("events"):
             return True
         return self._index.apply(info.name, info.epoch, state.events)

@@ -5,10 +5,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import grpc
-
-from kvmesh.errors import Code, from_rpc_error
-from kvmesh.v1 import generate_pb2, inference_pb2_grpc
+from kvmesh.client import Client
+from kvmesh.errors import Code, RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,45 +35,40 @@ class Answer:
 
 
 def ask(
-    channel: grpc.Channel,
-    request: generate_pb2.GenerateRequest,
+    client: Client,
+    prompt: str | None = None,
+    *,
     on_text: Callable[[str], None] = lambda _: None,
-    timeout: float | None = None,
+    **fields: Any,
 ) -> Answer:
-    """Sends `request`, hands on text as it comes, and returns the whole. Raises grpc.RpcError."""
-    texts: list[str] = []
-    first = None
-    route, summary = generate_pb2.RouteReport(), generate_pb2.Summary()
-    finish = generate_pb2.FINISH_REASON_UNSPECIFIED
+    """Sends a request, hands on text as it comes, and returns the whole.
+
+    Prompt and fields are those of `Client.generate`. Raises RequestError.
+    """
     started = time.perf_counter()
-    for frame in inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=timeout):
-        route.MergeFrom(frame.route)
-        summary.MergeFrom(frame.summary)
-        for delta in frame.deltas:
-            first = first or time.perf_counter()
-            finish = delta.finish_reason or finish
-            texts.append(delta.text)
-            on_text(delta.text)
-    ended = time.perf_counter()
-    cached = summary.usage.cached
+    generation = client.generate(prompt, **fields)
+    for event in generation:
+        on_text(event.text)
+    seconds = time.perf_counter() - started
+    done = generation.result()
+    cached = done.usage.cached
     return Answer(
-        text="".join(texts),
-        node=summary.node,
-        reason=route.reason,
-        prompt_tokens=summary.usage.prompt_tokens,
-        completion_tokens=summary.usage.completion_tokens,
+        text=done.text,
+        node=done.summary.node,
+        reason=done.route.reason,
+        prompt_tokens=done.usage.prompt_tokens,
+        completion_tokens=done.usage.completion_tokens,
         cached_tokens=cached.gpu + cached.cpu + cached.remote,
-        ttft=(first or ended) - started,
-        seconds=ended - started,
-        finish_reason=generate_pb2.FinishReason.Name(finish).removeprefix("FINISH_REASON_").lower(),
+        ttft=seconds if done.ttft is None else done.ttft,
+        seconds=seconds,
+        finish_reason=done.finish_reason or "",
     )
 
 
-def explain(error: grpc.RpcError, target: str) -> str:
+def explain(error: RequestError, target: str) -> str:
     """A failed request in words for the person who sent it to `target`."""
-    reason = from_rpc_error(error)
-    if reason.code is Code.UNAVAILABLE and "connect" in reason.message:
+    if error.code is Code.UNAVAILABLE and "connect" in error.message:
         return f"no router answers at {target}; `kvmesh serve` starts one"
-    if reason.retry_after is not None:
-        return f"{reason.message}; try again in {reason.retry_after:g} s"
-    return f"{reason.message} ({reason.code.name})"
+    if error.retry_after is not None:
+        return f"{error.message}; try again in {error.retry_after:g} s"
+    return f"{error.message} ({error.code.name})"

@@ -50,10 +50,9 @@ def ttft(
     Fresh random prefixes, so nothing is cached that the benchmark did not put there. Exit code 2
     when the warm median is above a quarter of the cold one.
     """
-    import grpc
-
     from bench.ttft import GOAL, measure_ttft
     from kvmesh.cli.ask import explain
+    from kvmesh.errors import RequestError
 
     def measure(target: str) -> "TtftResult":
         try:
@@ -63,7 +62,7 @@ def ttft(
                 prefix_tokens=prefix_tokens,
                 tail_tokens=tail_tokens,
             )
-        except grpc.RpcError as error:
+        except RequestError as error:
             fail(explain(error, target))
 
     result = measure(router) if router is not None else _on_own_fleet(measure)

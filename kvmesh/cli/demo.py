@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from kvmesh.cli.errors import fail
 from kvmesh.cli.program import program
 from kvmesh.cli.screen import Screen
 
 if TYPE_CHECKING:
     from kvmesh.cli.ask import Answer
     from kvmesh.cli.fleet import Fleet
+    from kvmesh.client import Client
 
 MOST_TOKENS = 48
 STAGES = ("download", "convert", "load", "warm up")
@@ -72,26 +74,28 @@ def _stage_seconds(screen: Screen) -> dict[str, float]:
 
 
 def _ask_both(target: str) -> "list[Answer]":
-    """One question after the other, with the handbook before each. Raises grpc.RpcError."""
-    import grpc
+    """One question after the other, with the handbook before each."""
+    from kvmesh.cli.ask import explain
+    from kvmesh.cli.demo_text import QUESTIONS
+    from kvmesh.client import Client
+    from kvmesh.errors import RequestError
 
+    with Client(target) as client:
+        try:
+            return [_ask_about_handbook(client, question) for question in QUESTIONS]
+        except RequestError as error:
+            fail(explain(error, target))
+
+
+def _ask_about_handbook(client: "Client", question: str) -> "Answer":
     from kvmesh.cli.ask import ask
-    from kvmesh.cli.demo_text import HANDBOOK, QUESTIONS
-    from kvmesh.v1 import generate_pb2 as pb
+    from kvmesh.cli.demo_text import HANDBOOK
 
-    answers = []
-    with grpc.insecure_channel(target) as channel:
-        for question in QUESTIONS:
-            messages = [
-                pb.ChatMessage(role="system", content=HANDBOOK),
-                pb.ChatMessage(role="user", content=question),
-            ]
-            sampling = pb.SamplingParams(max_tokens=MOST_TOKENS, temperature=0)
-            request = pb.GenerateRequest(chat=pb.Chat(messages=messages), sampling=sampling)
-            _show(f"\n> {question}\n  ")
-            answers.append(ask(channel, request, _show))
-            _show("\n")
-    return answers
+    messages = [{"role": "system", "content": HANDBOOK}, {"role": "user", "content": question}]
+    _show(f"\n> {question}\n  ")
+    answer = ask(client, messages=messages, max_tokens=MOST_TOKENS, temperature=0, on_text=_show)
+    _show("\n")
+    return answer
 
 
 def _show(text: str) -> None:

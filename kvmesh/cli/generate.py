@@ -11,7 +11,6 @@ from kvmesh.cli.errors import fail
 
 if TYPE_CHECKING:
     from kvmesh.cli.ask import Answer
-    from kvmesh.v1 import generate_pb2
 
 SAMPLING = "Sampling"
 
@@ -69,22 +68,27 @@ def generate(
     Ends with a line on standard error: which node answered and why, the time to the first token,
     how much of the prompt came from the cache, and the speed.
     """
-    import grpc
-
     from kvmesh.cli.ask import ask, explain
+    from kvmesh.client import Client
+    from kvmesh.errors import RequestError
 
-    request = _request(_read(prompt), chat=chat)
-    request.model = model
-    sampling = request.sampling
-    sampling.max_tokens, sampling.temperature = max_tokens, temperature
-    sampling.top_p, sampling.top_k = top_p, top_k
-    sampling.stop.extend(stop or ())
-    if seed is not None:
-        sampling.seed = seed
+    text = sys.stdin.read() if prompt == "-" else prompt
     try:
-        with grpc.insecure_channel(router) as channel:
-            answer = ask(channel, request, lambda text: _show(text, as_json), timeout)
-    except grpc.RpcError as error:
+        with Client(router, timeout=timeout) as client:
+            answer = ask(
+                client,
+                None if chat else text,
+                messages=[{"role": "user", "content": text}] if chat else None,
+                on_text=_ignore if as_json else _show,
+                model=model,
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                seed=seed,
+                stop=stop or [],
+            )
+    except RequestError as error:
         fail(explain(error, router))
     if as_json:
         typer.echo(json.dumps(answer.as_json()))
@@ -103,20 +107,9 @@ def footer(answer: "Answer") -> str:
     )
 
 
-def _read(prompt: str) -> str:
-    return sys.stdin.read() if prompt == "-" else prompt
+def _show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
-def _show(text: str, as_json: bool) -> None:
-    if not as_json:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-
-def _request(prompt: str, *, chat: bool) -> "generate_pb2.GenerateRequest":
-    from kvmesh.v1 import generate_pb2
-
-    if not chat:
-        return generate_pb2.GenerateRequest(text=prompt)
-    message = generate_pb2.ChatMessage(role="user", content=prompt)
-    return generate_pb2.GenerateRequest(chat=generate_pb2.Chat(messages=[message]))
+def _ignore(_text: str) -> None: ...

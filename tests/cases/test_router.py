@@ -25,14 +25,14 @@ def send(nodes, policy, ledger, count, *, prompt=540, output=64):
     chosen = Counter()
     holds = set()
     for number in range(count):
-        unseen = {name: ledger.unseen(name, 0) for name in nodes}
+        changes = {name: ledger.since_report(name) for name in nodes}
         candidates = [
             Candidate(
                 name,
                 cached_gpu_tokens=SYSTEM_PROMPT if name in holds else 0,
-                queued_prefill_tokens=unseen[name].prefill_tokens,
-                active_blocks=unseen[name].blocks,
-                requests=unseen[name].requests,
+                queued_prefill_tokens=changes[name].prefill_tokens,
+                active_blocks=changes[name].blocks,
+                requests=changes[name].requests,
             )
             for name in nodes
         ]
@@ -125,6 +125,7 @@ async def outcome(fleet):
 
 # The script of a node for each phase in which a client may leave, and how to see that it is there.
 PHASES = {
+    "waiting": (Script(wait=30), lambda node: node.running),
     "prefilling": (Script(prefill=30), lambda node: node.running),
     "decoding": (Script(per_token=0.02), lambda node: node.frames > 2),
 }
@@ -210,6 +211,13 @@ async def test_d8_a_node_that_differs_is_refused_with_the_reason(field, value):
         assert field in status.detail
         assert isinstance(await answer(fleet, request()), list)
         await eventually(lambda: fleet.idle)
+
+
+async def test_d8_a_key_scheme_that_is_not_ours_is_refused_even_from_the_first_node():
+    async with running_fleet(StubNode(changes={"version": 2}), up=0) as fleet:
+        await eventually(lambda: fleet.health(0) == "NODE_HEALTH_REFUSED")
+        assert "key_scheme.version" in fleet.app.view.nodes()[0].detail
+        assert (await error(fleet, request())).code.name == "UNAVAILABLE"
 
 
 async def test_d8_a_name_can_be_had_once():

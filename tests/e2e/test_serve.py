@@ -8,12 +8,11 @@ import sys
 import time
 import urllib.request
 
-import grpc
 import pytest
 
 from kvmesh.cli.ask import ask
 from kvmesh.cli.ports import free_ports
-from kvmesh.v1 import generate_pb2 as pb
+from kvmesh.client import Client
 from tests.e2e.serving import Serving, in_session, poll
 
 pytestmark = pytest.mark.timeout(300)
@@ -23,11 +22,9 @@ OPTIONS = ("--max-tokens", "5", "--raw")
 HANDBOOK = "The keeper lights the lamp at sunset and writes the weather into the blue log. " * 8
 
 
-def generate(fleet, prompt, max_tokens=4, timeout=60):
-    sampling = pb.SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-    with grpc.insecure_channel(fleet.grpc_target) as channel:
-        request = pb.GenerateRequest(text=prompt, sampling=sampling)
-        return ask(channel, request, timeout=timeout)
+def generate(fleet, prompt, max_tokens=4):
+    with Client(fleet.grpc_target, timeout=60) as client:
+        return ask(client, prompt, max_tokens=max_tokens, temperature=0, ignore_eos=True)
 
 
 def complete(fleet, prompt):

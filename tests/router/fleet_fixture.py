@@ -51,6 +51,17 @@ class RunningFleet:
             and not any(node.running for node in self.nodes)
         )
 
+    @property
+    def quiet(self) -> bool:
+        """The router has heard from all nodes that they have finished what it sent them."""
+        heard = {status.address: status.load for status in self.app.view.nodes()}
+        return self.idle and all(
+            heard[node.address].running == 0
+            and heard[node.address].last_dispatch_sequence
+            == max(node.last_sequence.values(), default=0)
+            for node in self.nodes
+        )
+
     def health(self, place: int) -> str:
         from kvmesh.v1 import fleet_pb2
 

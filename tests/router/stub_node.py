@@ -32,6 +32,7 @@ HEARTBEAT = 0.3  # seconds
 class Script:
     """How the node treats a request. Times in seconds."""
 
+    wait: float = 0.0  # before it says that it has taken the request
     prefill: float = 0.0
     per_token: float = 0.0
     full: bool = False
@@ -170,6 +171,7 @@ class StubNode(rpc.CacheNodeServicer):
         self.last_sequence[request.router_id] = request.dispatch_sequence
         self.notify()
         try:
+            await asyncio.sleep(script.wait)
             await context.send_initial_metadata(
                 (("kvmesh-admitted", "1"), ("kvmesh-node", self.name), ("x-from-node", "initial"))
             )

@@ -5,11 +5,13 @@ import time
 
 import grpc
 import pytest
+import structlog
 
 from kvmesh.errors import from_rpc_error
 from kvmesh.packing import pack_tokens, unpack_tokens
 from kvmesh.v1 import generate_pb2 as pb
 from kvmesh.v1 import inference_pb2
+from router.placement import Placement
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.stub_node import Script, StubNode
 
@@ -79,6 +81,7 @@ async def test_the_same_prompt_again_goes_where_its_prefix_is(fleet):
     place = int(first[0].route.node[-1])
     await eventually(lambda: fleet.app.view.nodes()[place].indexed_blocks == 6)
     for _ in range(5):
+        await eventually(lambda: fleet.quiet)
         again = await answer(fleet, request(prompt))
         assert again[0].route.node == first[0].route.node
         assert again[0].route.reason == "longest prefix: 96 of 100 tokens"
@@ -298,6 +301,42 @@ async def test_a_stalled_reader_holds_its_own_stream_and_little_memory():
         assert text_of(await answer(fleet, request())) == "hello"
         stalled.cancel()
         await eventually(lambda: fleet.idle, 1)
+
+
+async def test_an_error_of_our_own_is_internal_with_an_id_and_logged_once(fleet, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(Placement, "candidates", broken)
+    with structlog.testing.capture_logs() as logs:
+        refused = await error(fleet, request())
+        answered = await fleet.http.post("/v1/completions", json={"prompt": "x"})
+    assert refused.code == Code.INTERNAL
+    assert "secret" not in refused.message
+    assert answered.status_code == 500
+    ids = [each["error_id"] for each in logs if each["event"] == "internal"]
+    assert len(ids) == 2
+    assert ids[0] in refused.message
+    assert ids[1] in answered.json()["error"]["message"]
+
+
+async def test_a_line_per_request_however_it_ends_and_never_a_prompt():
+    async with running_fleet(StubNode("node-0"), log_requests=True) as fleet:
+        with structlog.testing.capture_logs() as logs:
+            await answer(fleet, request("confidential", request_id="good"))
+            await error(fleet, request("confidential", request_id="bad", model="other"))
+            call = fleet.inference.Generate(
+                request("confidential", request_id="gone"), metadata=(("x-stub", "prefill=30"),)
+            )
+            await eventually(lambda: fleet.nodes[0].running)
+            call.cancel()
+            await eventually(lambda: fleet.idle, 1)
+        lines = {each["request_id"]: each for each in logs if each["event"] == "request"}
+        assert lines["good"]["code"] == "OK"
+        assert (lines["good"]["node"], lines["good"]["completion_tokens"]) == ("node-0", 5)
+        assert lines["bad"]["code"] == "INVALID_ARGUMENT"
+        assert lines["gone"]["code"] == "CANCELLED"
+        assert "confidential" not in str(logs)
 
 
 async def no_more(count):

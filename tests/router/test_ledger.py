@@ -5,7 +5,7 @@ import random
 import pytest
 
 from kvmesh.errors import RequestError
-from router.ledger import Ledger, Unseen
+from router.ledger import Change, Ledger
 
 
 def reserve(ledger, request_id, node="a", attempt=1):
@@ -16,10 +16,12 @@ def test_only_what_the_node_has_not_counted_is_added():
     ledger = Ledger()
     first, second = reserve(ledger, "1"), reserve(ledger, "2")
     assert (first.sequence, second.sequence) == (1, 2)
-    assert ledger.unseen("a", 0) == Unseen(requests=2, prefill_tokens=200, blocks=20)
-    assert ledger.unseen("a", 1) == Unseen(requests=1, prefill_tokens=100, blocks=10)
-    assert ledger.unseen("a", 2) == Unseen(0, 0, 0)
-    assert ledger.unseen("b", 0) == Unseen(0, 0, 0)
+    assert ledger.since_report("a") == Change(requests=2, prefill_tokens=200, blocks=20)
+    ledger.report("a", 1)
+    assert ledger.since_report("a") == Change(requests=1, prefill_tokens=100, blocks=10)
+    ledger.report("a", 2)
+    assert ledger.since_report("a") == Change()
+    assert ledger.since_report("b") == Change()
 
 
 def test_the_prefill_share_goes_at_the_first_token_the_blocks_at_the_end():
@@ -27,10 +29,33 @@ def test_the_prefill_share_goes_at_the_first_token_the_blocks_at_the_end():
     held = reserve(ledger, "1")
     ledger.prefilled(held)
     ledger.prefilled(held)
-    assert ledger.unseen("a", 0) == Unseen(requests=1, prefill_tokens=0, blocks=10)
+    assert ledger.since_report("a") == Change(requests=1, prefill_tokens=0, blocks=10)
     ledger.release(held)
-    assert ledger.unseen("a", 0) == Unseen(0, 0, 0)
+    assert ledger.since_report("a") == Change()
     assert ledger.idle
+
+
+def test_what_the_node_has_counted_and_has_ended_since_is_taken_off():
+    ledger = Ledger()
+    held = reserve(ledger, "1")
+    ledger.report("a", 1)
+    ledger.prefilled(held)
+    assert ledger.since_report("a") == Change(prefill_tokens=-100)
+    ledger.release(held)
+    ledger.release(held)
+    assert ledger.since_report("a") == Change(requests=-1, prefill_tokens=-100, blocks=-10)
+    ledger.report("a", 1)
+    assert ledger.since_report("a") == Change()
+
+
+def test_a_restarted_node_has_counted_nothing():
+    ledger = Ledger()
+    held = reserve(ledger, "1")
+    ledger.report("a", 1)
+    ledger.report("a", 0)
+    assert ledger.since_report("a").requests == 1
+    ledger.release(held)
+    assert ledger.since_report("a") == Change()
 
 
 def test_release_is_idempotent_and_touches_neither_the_next_attempt_nor_a_namesake():
@@ -44,9 +69,9 @@ def test_release_is_idempotent_and_touches_neither_the_next_attempt_nor_a_namesa
     namesake = reserve(ledger, "1")
     ledger.release(first)
     ledger.prefilled(first)
-    assert ledger.prefilling_tokens("a") == 100
+    assert ledger.since_report("a") == Change(requests=1, prefill_tokens=100, blocks=10)
     ledger.release(namesake)
-    assert ledger.in_flight("a") == ledger.prefilling_tokens("a") == 0
+    assert ledger.in_flight("a") == 0
 
 
 def test_a_request_is_held_once():
@@ -68,4 +93,4 @@ def test_r6_any_order_of_events_ends_at_zero():
     for each in made:
         ledger.release(each)
     assert ledger.idle
-    assert all(ledger.unseen(node, 0) == Unseen(0, 0, 0) for node in "abc")
+    assert all(ledger.since_report(node) == Change() for node in "abc")

@@ -1,5 +1,6 @@
 """OpenAI's HTTP interface, with the official client and with raw requests."""
 
+import asyncio
 import json
 import math
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.stub_node import Script, StubNode
+from tests.router.test_generate_grpc import no_more
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"model": "tiny", "prompt": "hello", "max_tokens": 7}
@@ -90,7 +92,7 @@ async def test_the_second_answer_tells_of_the_cache(fleet, client):
     prompt = "y" * 100
     first = await client.completions.create(model="tiny", prompt=prompt, max_tokens=1)
     place = int(first.kvmesh["node"][-1])
-    await eventually(lambda: fleet.app.view.nodes()[place].indexed_blocks == 6)
+    await eventually(lambda: fleet.quiet and fleet.app.view.nodes()[place].indexed_blocks == 6)
     again = await client.completions.create(model="tiny", prompt=prompt, max_tokens=1)
     assert again.usage.prompt_tokens_details.cached_tokens == 96
     assert again.kvmesh["cached_tokens"] == {"gpu": 96, "cpu": 0, "remote": 0}
@@ -305,3 +307,19 @@ async def test_a_clients_request_id_is_kept(fleet):
         "/v1/completions", json=completion(prompt=""), headers={"x-request-id": "abc-2"}
     )
     assert bad.headers["x-request-id"] == "abc-2"
+
+
+async def test_a_stalled_reader_holds_its_own_stream_and_little_memory(fleet):
+    for node in fleet.nodes:
+        node.script = Script(padding=16384)  # 3000 frames of 16 KiB: 48 MiB
+    reader, writer = await asyncio.open_connection("127.0.0.1", fleet.app.http_port, limit=1024)
+    body = json.dumps({**COMPLETION, "max_tokens": 3000, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    await reader.readline()
+    sent = await no_more(lambda: sum(node.frames for node in fleet.nodes))
+    assert any(node.running for node in fleet.nodes)
+    assert sent * 16384 < 16 << 20  # the kernel's socket buffers are most of it
+    answer = await fleet.http.post("/v1/completions", json={**COMPLETION, "max_tokens": 1})
+    assert answer.status_code == 200
+    writer.close()

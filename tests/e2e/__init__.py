@@ -1,0 +1,1 @@
+"""Tests of a whole fleet, started as a user would."""
