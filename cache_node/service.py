@@ -188,7 +188,8 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
         self, sampling: generate_pb2.SamplingParams, request: Request
     ) -> Callable[[], OutputText]:
         skip = not sampling.HasField("skip_special_tokens") or sampling.skip_special_tokens
-        return lambda: OutputText(self._tokenizer, request.params.stop, skip)
+        params = request.params
+        return lambda: OutputText(self._tokenizer, params.stop, skip, params.min_tokens)
 
     async def _send(self, stream: OutputStream, context: Context) -> None:
         async for frame in stream:
