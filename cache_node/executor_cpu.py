@@ -108,9 +108,9 @@ def load_executor(config: NodeConfig, directory: Path, progress: Progress) -> Cp
     model_config = ModelConfig.from_directory(directory)
     model = LlamaModel(model_config, Checkpoint(directory), DTYPES[config.dtype])
     layout = kv_layout(model_config, config.block_size, model.dtype)
-    executor = CpuExecutor(
-        model, layout, config.num_blocks or layout.num_blocks(config.kv_cache_bytes)
-    )
+    blocks = config.num_blocks or layout.num_blocks(config.kv_cache_bytes)
+    cpu_blocks = 1 + int(config.swap_space * 2**30) // layout.bytes_per_block
+    executor = CpuExecutor(model, layout, blocks, cpu_blocks)
     progress("warm up", None)
     _warm_up(executor)
     return executor

@@ -12,6 +12,8 @@ from cache_node.step_plan import BlockCopy
 
 log = structlog.get_logger()
 
+_Order = tuple[int, Sequence[BlockCopy], LoadDone]
+
 
 class SwapSpace:
     """Blocks of the KV pool's layout in host memory. Offloads run in the step that orders them;
@@ -22,11 +24,8 @@ class SwapSpace:
         """`pool` is the KV pool, [blocks, …]; `num_blocks` counts the null block."""
         self._pool = pool
         self._space = torch.zeros((num_blocks, *pool.shape[1:]), dtype=pool.dtype)
-        self._orders: queue.SimpleQueue[tuple[int, Sequence[BlockCopy], LoadDone] | None] = (
-            queue.SimpleQueue()
-        )
-        self._thread = threading.Thread(target=self._run, name="swap-loader", daemon=True)
-        self._thread.start()
+        self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None  # started by the first load
 
     def offload(self, copies: Sequence[BlockCopy]) -> None:
         """Copies down, now. What runs afterwards may overwrite the sources."""
@@ -36,15 +35,13 @@ class SwapSpace:
 
     def load(self, number: int, copies: Sequence[BlockCopy], done: LoadDone) -> None:
         self._orders.put((number, copies, done))
-
-    def close(self) -> None:
-        """Ends the thread after the loads that have been ordered."""
-        self._orders.put(None)
-        self._thread.join()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="swap-loader", daemon=True)
+            self._thread.start()
 
     def _run(self) -> None:
-        while (order := self._orders.get()) is not None:
-            number, copies, done = order
+        while True:
+            number, copies, done = self._orders.get()
             done(number, self._copy_up(number, copies))
 
     def _copy_up(self, number: int, copies: Sequence[BlockCopy]) -> bool:

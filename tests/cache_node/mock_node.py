@@ -123,7 +123,8 @@ class MockNode:
 
     def __post_init__(self) -> None:
         self.executor = self.executor or MockExecutor(self.block_size)
-        self.memory = KvMemory(self.num_blocks, self.block_size, self.num_cpu_blocks, self.executor)
+        loader = getattr(self.executor, "swap", self.executor)
+        self.memory = KvMemory(self.num_blocks, self.block_size, self.num_cpu_blocks, loader)
         self.pool = self.memory.pool
         self.scheduler = Scheduler(
             self.memory,
