@@ -66,6 +66,11 @@ class BlockPool:
         block = self._index.find(content)
         return None if block is None else block.id
 
+    def find_key(self, key: bytes) -> BlockId | None:
+        """The block with `key`, whatever it was made of: for hints, not for answers."""
+        block = self._index.find_key(key)
+        return None if block is None else block.id
+
     def find_partial(self, parent: bytes, tokens: Sequence[int]) -> tuple[BlockId, int] | None:
         """A block to copy from: it follows `parent` and begins like `tokens`, so many of them."""
         match = self._index.find_partial(parent, tokens)

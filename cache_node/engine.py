@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -92,6 +92,17 @@ class Engine:
         it.
         """
         return self.call(lambda: self._abort(request_id))
+
+    def pin(
+        self, name: str, keys: Sequence[bytes], priority: int, ttl: float | None
+    ) -> Future[int]:
+        """Pins cached blocks by key; how many."""
+        pins = self._scheduler.memory.pins
+        expires = None if ttl is None else self._clock() + ttl
+        return self.call(lambda: pins.pin_keys(name, keys, priority, expires))
+
+    def unpin(self, name: str) -> Future[bool]:
+        return self.call(lambda: self._scheduler.memory.pins.unpin(name))
 
     def check_integrity(self) -> Future[tuple[list[str], Load]]:
         return self.call(lambda: (self._scheduler.check_integrity(), self.load()))

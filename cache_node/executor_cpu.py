@@ -16,9 +16,9 @@ from cache_node.row_results import row_results, wanted_tokens
 from cache_node.sampling import SampleSpec, SamplingParams
 from cache_node.step_plan import Row, RowResult, StepPlan
 from cache_node.swap_space import SwapSpace
-from kernels.attention_plan import AttentionRow, plan_attention
+from kernels.attention_plan import AttentionRow
 from kernels.block_copy import copy_blocks
-from kernels.kv_write import kv_write_index
+from kernels.step import plan_step
 
 DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -82,16 +82,12 @@ class CpuExecutor:
         return self._model.forward(self._inputs(rows, logit_tokens), self._pool)
 
     def _inputs(self, rows: Sequence[Row], logit_tokens: Sequence[int]) -> StepInputs:
-        tables, spans = [r.block_table for r in rows], [(r.start, r.end) for r in rows]
+        attention_rows = [AttentionRow(r.start, r.end, r.block_table) for r in rows]
+        config = self.model_config
         return StepInputs(
-            token_ids=torch.cat([torch.tensor(list(r.token_ids), dtype=torch.int64) for r in rows]),
+            token_ids=torch.tensor([t for r in rows for t in r.token_ids], dtype=torch.int64),
             positions=torch.cat([torch.arange(r.start, r.end) for r in rows]),
-            kv_index=kv_write_index(self._pool, tables, spans),
-            attention=plan_attention(
-                self._pool,
-                [AttentionRow(r.start, r.end, r.block_table) for r in rows],
-                self.model_config.windows,
-            ),
+            kernels=plan_step(self._pool, config.num_heads, attention_rows, config.windows),
             logit_tokens=torch.tensor(list(logit_tokens), dtype=torch.int64),
         )
 

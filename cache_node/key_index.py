@@ -30,6 +30,9 @@ class KeyIndex:
             return None
         return block
 
+    def find_key(self, key: bytes) -> Block | None:
+        return self._blocks.get(key)
+
     def find_partial(self, parent: bytes, tokens: Sequence[int]) -> tuple[Block, int] | None:
         """The block after `parent` that shares the longest beginning with `tokens`, and how many
         tokens that is; None when no block shares one.

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from cache_node.sequence import FinishReason
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -26,6 +28,13 @@ class Counters:
     failed_loads: int = 0
     overtakes: int = 0  # admissions past a request that did not fit
     prefix_waits: int = 0  # requests that waited for another to compute their prefix
+    finished_stop: int = 0  # samples, by what ended them
+    finished_length: int = 0
+    finished_abort: int = 0
+
+    def finished(self, reason: FinishReason) -> None:
+        field = f"finished_{reason.name.lower()}"
+        setattr(self, field, getattr(self, field) + 1)
 
     @property
     def preemptions(self) -> int:

@@ -35,13 +35,13 @@ class _Pending:
         self.logprobs += delta.logprobs
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
-    def to_proto(self, sample: int, with_logprobs: bool) -> pb.SampleDelta:
+    def to_proto(self, sample: int) -> pb.SampleDelta:
         delta = pb.SampleDelta(
             index=sample,
             token_ids=pack_tokens(self.tokens),
             text="".join(self.text),
             stop_reason=self.stop_reason,
-            logprobs=logprobs_to_proto(self.logprobs) if with_logprobs else (),
+            logprobs=logprobs_to_proto(self.logprobs),
         )
         if self.finish_reason is not None:
             delta.finish_reason = FINISH_REASONS[self.finish_reason]
@@ -55,10 +55,8 @@ class OutputStream:
     Lives on the event loop.
     """
 
-    def __init__(self, with_logprobs: bool) -> None:
-        """`with_logprobs`: whether the client asked for those that come with the tokens."""
+    def __init__(self) -> None:
         self.request: Request | None = None  # once it has ended
-        self._with_logprobs = with_logprobs
         self._pending: dict[int, _Pending] = {}
         self._failure: RequestError | None = None
         self._news = asyncio.Event()
@@ -92,10 +90,7 @@ class OutputStream:
     def _take(self) -> pb.GenerateResponse:
         pending, self._pending = self._pending, {}
         return pb.GenerateResponse(
-            deltas=[
-                waiting.to_proto(sample, self._with_logprobs)
-                for sample, waiting in sorted(pending.items())
-            ]
+            deltas=[waiting.to_proto(sample) for sample, waiting in sorted(pending.items())]
         )
 
 

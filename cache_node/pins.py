@@ -44,21 +44,34 @@ class Pins:
         """Pins cached blocks under `name`, in place of what that name held. Pins of lower priority
         make room. False, and nothing changed, when the room is not enough.
         """
-        outranked = [key for key, pin in self._pins.items() if pin.priority < priority]
-        staying = set(self._pins) - set(outranked) - {name}
-        if len(blocks) + self._blocks(staying) > self.room:
+        staying = sum(
+            len(pin.blocks)
+            for key, pin in self._pins.items()
+            if pin.priority >= priority and key != name
+        )
+        if len(blocks) + staying > self.room:
             return False
         table = self._pool.allocate(0, blocks)
         assert table is not None, "references on blocks that are there cost nothing"
         self.unpin(name)
-        for key in sorted(
-            outranked, key=lambda key: self._pins[key].priority if key in self._pins else 0
-        ):
-            if len(blocks) + self._blocks(set(self._pins)) <= self.room:
-                break
-            self.unpin(key)
+        while len(table) + sum(len(pin.blocks) for pin in self._pins.values()) > self.room:
+            self.yield_one()
         self._pins[name] = Pin(table, priority, expires)
         return True
+
+    def pin_keys(
+        self, name: str, keys: Sequence[bytes], priority: int, expires: float | None
+    ) -> int:
+        """Pins the longest leading run of `keys` that is cached. How many blocks that is; 0 when
+        the room is not enough.
+        """
+        hits: list[BlockId] = []
+        for key in keys:
+            block = self._pool.find_key(key)
+            if block is None:
+                break
+            hits.append(block)
+        return len(hits) if hits and self.pin(name, hits, priority, expires) else 0
 
     def unpin(self, name: str) -> bool:
         """Idempotent; whether there was such a pin."""
@@ -77,6 +90,3 @@ class Pins:
         if not self._pins:
             return False
         return self.unpin(min(self._pins, key=lambda name: self._pins[name].priority))
-
-    def _blocks(self, names: set[str]) -> int:
-        return sum(len(self._pins[name].blocks) for name in names)

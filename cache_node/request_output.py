@@ -19,6 +19,7 @@ class RequestOutput:
     def __init__(self, request: Request, make_text: Callable[[], OutputText]) -> None:
         self.request = request
         self._make_text = make_text
+        self._reports = request.params.logprobs is not None  # else they only serve the ranking
         self._texts: dict[int, OutputText] = {}
         self._kept: list[Delta] = []  # of all samples, until the best are known
 
@@ -33,7 +34,7 @@ class RequestOutput:
             sample=sequence.sample_index,
             tokens=(choice.token,),
             text=text,
-            logprobs=() if choice.logprobs is None else (choice.logprobs,),
+            logprobs=(choice.logprobs,) if choice.logprobs and self._reports else (),
             finish_reason=FinishReason.STOP if stop else sampled.finish_reason,
             stop_reason=stop,
         )

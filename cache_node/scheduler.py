@@ -125,6 +125,7 @@ class Scheduler:
         self.roster.withdraw(sequence)
         self.memory.forget(sequence)
         sequence.state, sequence.finish_reason = State.FINISHED, reason
+        self.counters.finished(reason)
         request = sequence.request
         request.unfinished -= 1
         if request.unfinished == 0:

@@ -20,6 +20,8 @@ from kvmesh.errors import Code, RequestError, exhausted, invalid, unavailable
 from kvmesh.tokenizer import Tokenizer
 from kvmesh.v1 import cache_node_pb2 as pb
 from kvmesh.v1 import cache_node_pb2_grpc, generate_pb2
+from kvmesh.validation import check_priority
+from prefix_index.keys import KEY_BYTES
 
 log = structlog.get_logger()
 
@@ -74,7 +76,7 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
         key = f"{message.request_id}/{message.attempt}"
         self._check_open(key)
         request = self._admission.request(key, message)
-        stream = self._streams[key] = OutputStream(request.params.logprobs is not None)
+        stream = self._streams[key] = OutputStream()
         self._idle.clear()
         try:
             make_text = self._text_maker(message.sampling, request)
@@ -130,6 +132,22 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
         async with aclosing(states):
             async for state in states:
                 await context.write(state)
+
+    @guarded
+    async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:
+        if not request.pin_id:
+            raise invalid("pin_id", "must not be empty, name the pin")
+        if request.release:
+            await asyncio.wrap_future(self._engine.unpin(request.pin_id))
+            return pb.PinResponse()
+        check_priority(request.priority)
+        for place, key in enumerate(request.keys):
+            if len(key) != KEY_BYTES:
+                problem = f"must be {KEY_BYTES} bytes each, the one at {place} has {len(key)}"
+                raise invalid("keys", problem)
+        ttl = request.ttl.ToMicroseconds() / 1e6 if request.HasField("ttl") else None
+        pinned = self._engine.pin(request.pin_id, list(request.keys), request.priority, ttl)
+        return pb.PinResponse(blocks=await asyncio.wrap_future(pinned))
 
     @guarded
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:

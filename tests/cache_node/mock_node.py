@@ -142,7 +142,13 @@ class MockNode:
         self._done: list[tuple[int, bool]] = []
         self._ids = count()
 
-    def submit(
+    def submit(self, prompt: Seq[int], max_tokens: int = 8, **options: Any) -> Sequence:
+        """Queues a request; its first sample."""
+        request = self.request(prompt, max_tokens, **options)
+        self.scheduler.submit(request)
+        return request.leader
+
+    def request(
         self,
         prompt: Seq[int],
         max_tokens: int = 8,
@@ -150,11 +156,10 @@ class MockNode:
         priority: int = 0,
         cache: bool = True,
         **params: Any,
-    ) -> Sequence:
-        """Queues a request; its first sample."""
+    ) -> Request:
         self.now += 0.001
         params = {"temperature": 0.0, "best_of": params.get("n", 1), **params}
-        request = Request(
+        return Request(
             id=f"r{next(self._ids)}",
             prompt=tuple(prompt),
             params=SamplingParams(max_tokens=max_tokens, **params),
@@ -164,8 +169,6 @@ class MockNode:
             priority=priority,
             use_cache=cache,
         )
-        self.scheduler.submit(request)
-        return request.leader
 
     def step(self) -> int:
         """One step; returns the number of its rows."""

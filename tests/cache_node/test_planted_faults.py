@@ -1,4 +1,4 @@
-"""The blast and the invariants find the faults that a paged engine can have, when one is planted."""
+"""Faults that a paged engine can have, planted: the blast and the state machine find them."""
 
 from collections.abc import Callable
 
