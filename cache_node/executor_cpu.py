@@ -53,7 +53,7 @@ class CpuExecutor:
         if not plan.rows:
             return []
         inputs = self._inputs(plan.rows, wanted_tokens(plan.rows))
-        hidden = self._model.hidden(inputs, self._pool)
+        hidden = self._model.hidden(inputs)
         return row_results(plan.rows, hidden, self._model.logits, self.model_config.vocab_size)
 
     @torch.inference_mode()
@@ -79,7 +79,7 @@ class CpuExecutor:
     def _forward(self, rows: Sequence[Row], logit_tokens: Sequence[int]) -> torch.Tensor:
         if not rows:
             return torch.empty(0, self.model_config.vocab_size)
-        return self._model.forward(self._inputs(rows, logit_tokens), self._pool)
+        return self._model.forward(self._inputs(rows, logit_tokens))
 
     def _inputs(self, rows: Sequence[Row], logit_tokens: Sequence[int]) -> StepInputs:
         attention_rows = [AttentionRow(r.start, r.end, r.block_table) for r in rows]
@@ -104,7 +104,7 @@ def load_executor(config: NodeConfig, directory: Path, progress: Progress) -> Cp
     model_config = ModelConfig.from_directory(directory)
     model = LlamaModel(model_config, Checkpoint(directory), DTYPES[config.dtype])
     layout = kv_layout(model_config, config.block_size, model.dtype)
-    blocks = config.num_blocks or layout.num_blocks(config.kv_cache_bytes)
+    blocks = config.num_blocks or layout.num_blocks(config.kv_pool_bytes)
     cpu_blocks = 1 + int(config.swap_space * 2**30) // layout.bytes_per_block
     executor = CpuExecutor(model, layout, blocks, cpu_blocks)
     progress("warm up", None)

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import torch
 
-from cache_node.model.linear import Linear
 from cache_node.model.model_config import ModelConfig
 from cache_node.model.weights import Checkpoint
+from kernels.linear import Linear, make_linear
 
 
 class LayerWeights(NamedTuple):
@@ -18,7 +18,7 @@ class LayerWeights(NamedTuple):
     output: Linear
     output_norm: torch.Tensor | None
     mlp_norm: torch.Tensor
-    gate_up: Linear  # gate, then up
+    gate_up: Linear  # gated
     down: Linear
     down_norm: torch.Tensor | None
 
@@ -63,7 +63,7 @@ class WeightLoader:
             output=self._fused([(f"{attention}.o_proj", hidden)], query, config.output_bias),
             output_norm=output_norm,
             mlp_norm=mlp_norm,
-            gate_up=self._fused(gate_up, hidden, config.mlp_bias),
+            gate_up=self._fused(gate_up, hidden, config.mlp_bias, gated=True),
             down=self._fused([(f"{mlp}.down_proj", hidden)], inner, config.mlp_bias),
             down_norm=down_norm,
         )
@@ -84,16 +84,18 @@ class WeightLoader:
         key = self.norm(f"{prefix}.k_norm", config.head_dim)
         return torch.stack([query] * config.num_heads + [key] * config.num_kv_heads)
 
-    def _fused(self, parts: list[tuple[str, int]], inputs: int, has_bias: bool) -> Linear:
+    def _fused(
+        self, parts: list[tuple[str, int]], inputs: int, has_bias: bool, gated: bool = False
+    ) -> Linear:
         """One linear out of several (name, outputs) that read the same input."""
         weights = [
             self._checkpoint.tensor(f"{name}.weight", (outputs, inputs), self._dtype)
             for name, outputs in parts
         ]
         if not has_bias:
-            return Linear(torch.cat(weights))
+            return make_linear(torch.cat(weights), gated=gated)
         biases = [
             self._checkpoint.tensor(f"{name}.bias", (outputs,), self._dtype)
             for name, outputs in parts
         ]
-        return Linear(torch.cat(weights), torch.cat(biases))
+        return make_linear(torch.cat(weights), torch.cat(biases), gated=gated)

@@ -9,8 +9,8 @@ from cache_node.model.layer_config import RopeConfig
 
 
 class Rotation(NamedTuple):
-    """Of the tokens of one step, float32. With x = (a, b) split in halves, the rotated head is
-    x · cos + (b, a) · sin, where `sin` holds −sin in its first half.
+    """Of the tokens of one step, float32, as `kernels.torch_step.rotate_` takes it: `sin` holds
+    −sin in its first half.
     """
 
     cos: torch.Tensor  # [tokens, 1, head_dim]
@@ -26,12 +26,6 @@ class Rotation(NamedTuple):
         return cls(
             torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((-sin, sin), dim=-1).unsqueeze(1)
         )
-
-
-def rotate_(heads: torch.Tensor, rotation: Rotation) -> None:
-    """Rotates `heads` [tokens, heads, head_dim] (float32) in place."""
-    swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
-    heads.mul_(rotation.cos).addcmul_(swapped, rotation.sin)
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
