@@ -18,7 +18,7 @@ class NodeConfig:
     field.
     """
 
-    model: str = DEFAULT_MODEL  # the built-in name, a local directory, or a GGUF file
+    model: str = DEFAULT_MODEL  # a built-in name, a local directory, or a GGUF file
     dtype: str = "auto"  # of weights, activations and KV; auto is bfloat16
     served_model_name: str | None = None  # None: the base name of `model`
     node_name: str = "node-0"

@@ -13,7 +13,7 @@ MODEL, MEMORY, SCHEDULING, NETWORK, LOGGING = (
 
 MODEL_FLAGS = {
     "model": Flag(
-        "The built-in name, a directory with config.json and safetensors, or a GGUF file.", MODEL
+        "A built-in name, a directory with config.json and safetensors, or a GGUF file.", MODEL
     ),
     "dtype": Flag("Type of weights and KV; auto is bfloat16.", MODEL, choices=DTYPES),
     "served_model_name": Flag(
