@@ -1,14 +1,12 @@
-"""`kvmesh bench`: measurements that anyone can repeat."""
+"""`kvmesh bench ttft`: what a cached prefix saves."""
 
 import asyncio
-import json
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from kvmesh.cli.bench.report import Json, Report, tell
 from kvmesh.cli.errors import fail
 
 if TYPE_CHECKING:
@@ -17,15 +15,7 @@ if TYPE_CHECKING:
     from bench.ttft import TtftResult
     from kvmesh.cli.fleet import Fleet
 
-app = typer.Typer(no_args_is_help=True, help="Measure a fleet.", rich_markup_mode="markdown")
 
-
-@app.callback()
-def bench() -> None:
-    """Measure a fleet. Each benchmark starts one of its own unless told where one runs."""
-
-
-@app.command()
 def ttft(
     router: Annotated[
         str | None,
@@ -38,7 +28,7 @@ def ttft(
     repetitions: Annotated[int, typer.Option(min=1, help="Pairs of requests to measure.")] = 7,
     prefix_tokens: Annotated[int, typer.Option(min=1, help="Length of the shared prefix.")] = 1024,
     tail_tokens: Annotated[int, typer.Option(min=1, help="Length of what differs.")] = 16,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Time to the first token, with and without the prefix in the cache.
 
@@ -47,10 +37,10 @@ def ttft(
         kvmesh bench ttft
         kvmesh bench ttft --router 127.0.0.1:50051 --prefix-tokens 4000
 
-    Fresh random prefixes, so nothing is cached that the benchmark did not put there. Exit code 2
-    when the warm median is above a quarter of the cold one.
+    Fresh random prefixes, so nothing is cached that the benchmark did not put there. The warm
+    median should be a quarter of the cold one at most.
     """
-    from bench.ttft import GOAL, measure_ttft
+    from bench.ttft import measure_ttft
     from kvmesh.cli.ask import explain
     from kvmesh.errors import RequestError
 
@@ -66,9 +56,7 @@ def ttft(
             fail(explain(error, target))
 
     result = measure(router) if router is not None else _on_own_fleet(measure)
-    _report(result, as_json)
-    if result.ratio > GOAL:
-        raise typer.Exit(2)
+    tell(_report(result), as_json=as_json)
 
 
 def _on_own_fleet(measure: "Callable[[str], TtftResult]") -> "TtftResult":
@@ -87,32 +75,17 @@ def _on_own_fleet(measure: "Callable[[str], TtftResult]") -> "TtftResult":
     return results[0]
 
 
-def _report(result: "TtftResult", as_json: bool) -> None:
-    from bench.machine import describe_machine
-
-    machine, command = describe_machine(), " ".join(["kvmesh", *sys.argv[1:]])
-    if as_json:
-        typer.echo(json.dumps({**result.as_json(), "machine": machine, "command": command}))
-        return
-    console = Console(highlight=False)
-    console.print(_table(result))
-    console.print(" · ".join(f"{name}: {value}" for name, value in machine.items()), style="dim")
-    console.print(f"command: {command}", style="dim")
-
-
-def _table(result: "TtftResult") -> Table:
-    title = f"Time to first token, {result.prefix_tokens} shared + {result.tail_tokens} own tokens"
-    table = Table(title=title)
-    for column in ("", "median ms", "min", "max", "cached tokens"):
-        table.add_column(column, justify="right" if column else "left")
-    for name, answers, cached in (
-        ("cold", [pair.cold for pair in result.pairs], 0),
-        ("warm", [pair.warm for pair in result.pairs], result.cached_tokens),
-    ):
-        times = sorted(answer.ttft * 1e3 for answer in answers)
-        middle = result.cold if name == "cold" else result.warm
-        table.add_row(
-            name, f"{middle * 1e3:.1f}", f"{times[0]:.1f}", f"{times[-1]:.1f}", f"{cached:g}"
-        )
-    table.add_row("ratio", f"{result.ratio:.3f}", "", "", "")
-    return table
+def _report(result: "TtftResult") -> Report:
+    lines = (("cold", result.cold, 0.0), ("warm", result.warm, result.cached_tokens))
+    rows = [
+        [name, *(f"{ms * 1e3:.1f}" for ms in (time.median, time.least, time.most)), f"{cached:g}"]
+        for name, time, cached in lines
+    ]
+    lengths = f"{result.prefix_tokens} shared + {result.tail_tokens} own tokens"
+    return Report(
+        title=f"Time to first token, {lengths}",
+        columns=("", "median ms", "min", "max", "cached tokens"),
+        rows=[*rows, ["ratio", f"{result.ratio:.3f}", "", "", ""]],
+        data=result.as_json(),
+        goals=[result.goal],
+    )

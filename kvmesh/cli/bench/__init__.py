@@ -1,0 +1,17 @@
+"""`kvmesh bench`: measurements that anyone can repeat. One file a command."""
+
+import typer
+
+from kvmesh.cli.bench import ttft
+
+app = typer.Typer(no_args_is_help=True, help="Measure a fleet.", rich_markup_mode="markdown")
+
+
+@app.callback()
+def bench() -> None:
+    """Measure a fleet, or one engine. Each benchmark starts what it needs unless told where it
+    runs. Exit code 2 says that a figure misses its goal.
+    """
+
+
+app.command("ttft")(ttft.ttft)
