@@ -25,9 +25,12 @@ class Admitter:
     preempter: Preempter
     counters: Counters
 
-    def admit(self, step: Step, now: float) -> None:
+    def admit(self, step: Step, now: float, above: int | None = None) -> None:
+        """Starts what fits, and with `above` only what is more important than that priority."""
         blocked: list[Sequence] = []
         for sequence in self.roster.waiting.first(self.limits.look_ahead):
+            if above is not None and sequence.request.priority <= above:
+                return
             if not step.budget or any(map(self._stays_first, blocked)):
                 return
             reuse = self.memory.find_reuse(sequence)

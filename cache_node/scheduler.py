@@ -76,7 +76,7 @@ class Scheduler:
         self.memory.pins.expire(now)
         self._give_up_loads(now)
         preempted = self._schedule_decodes(step)
-        self._schedule_prefills(step)
+        self._schedule_prefills(step, now, may_admit=not preempted)
         if not preempted:
             self._admitter.admit(step, now)
         step.offloads = self.memory.pending_offloads
@@ -171,9 +171,16 @@ class Scheduler:
         self._commitment.preempted()
         return True
 
-    def _schedule_prefills(self, step: Step) -> None:
-        for sequence in self.roster.running:
-            if step.budget and sequence.uncomputed > 1:
+    def _schedule_prefills(self, step: Step, now: float, may_admit: bool) -> None:
+        """Adds chunks of prompts, the more important first; those that wait and are more important
+        than the least of them go before.
+        """
+        prefilling = [seq for seq in self.roster.running if seq.uncomputed > 1]
+        prefilling.sort(key=lambda seq: -seq.request.priority)
+        if prefilling and may_admit:
+            self._admitter.admit(step, now, above=prefilling[-1].request.priority)
+        for sequence in prefilling:
+            if step.budget and sequence.state is State.RUNNING:
                 step.add(sequence)
 
     def _choose(self, leader: Sequence, choices: Seq[Choice], now: float) -> list[Sampled]:

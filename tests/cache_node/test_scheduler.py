@@ -101,6 +101,16 @@ def test_a_more_important_request_takes_the_place_of_a_less_important_one():
     assert node.counters.preempted_for_priority == running.request.preemptions == 1
 
 
+def test_a_more_important_prompt_goes_before_the_rest_of_a_long_one():
+    node = MockNode(num_blocks=128, max_num_batched_tokens=16)
+    long = node.submit(tokens(120), 2)
+    node.step()
+    urgent = node.submit(tokens(12, 1), 2, priority=1)
+    equal = node.submit(tokens(12, 2), 2)
+    node.run()
+    assert urgent.request.first_token < long.request.first_token < equal.request.first_token
+
+
 def test_an_equal_one_waits():
     node = MockNode(max_num_seqs=1)
     running = node.submit(tokens(4), 3)

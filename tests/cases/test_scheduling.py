@@ -2,6 +2,7 @@
 
 import pytest
 
+from cache_node.commitment import Adaptive
 from cache_node.sequence import FinishReason, State
 from tests.cache_node.mock_node import MockNode, reference, tokens
 
@@ -11,6 +12,25 @@ def test_a1_what_can_never_fit_is_refused_at_submit_and_the_next_request_runs():
     with pytest.raises(ValueError, match="need 5 blocks, the pool has 4"):
         node.submit(tokens(12), 5)
     assert node.generate(tokens(6), 4).output == reference(tokens(6), 4)
+
+
+class NeverAgain(Adaptive):
+    """Promises so much to whoever runs that nobody else is ever admitted, and nobody runs."""
+
+    def spare(self, *_):
+        return None
+
+
+def test_a4_every_step_makes_progress_and_one_that_does_not_is_counted():
+    node = MockNode(num_blocks=40)
+    for i in range(6):
+        node.submit(tokens(20, seed=i), 12)
+    node.run()
+    assert node.counters.steps_without_progress == 0
+    stuck = MockNode(commitment=NeverAgain())
+    stuck.submit(tokens(4), 2)
+    assert [stuck.step() for _ in range(3)] == [0, 0, 0]
+    assert stuck.counters.steps_without_progress == 3
 
 
 def test_a6_a_preempted_request_is_readmitted_only_with_room_for_all_its_tokens():
@@ -136,6 +156,29 @@ def test_c5_hits_are_looked_up_again_at_every_try():
     node.run()
     assert blocker.output == reference(tokens(20, seed=5), 24)
     assert waiting.output == reference(tokens(16) + tokens(16, seed=6), 4)
+
+
+@pytest.mark.parametrize("chunk", [16, 64])
+def test_e1_log_probabilities_of_a_cached_prompt_are_complete(chunk):
+    node = MockNode(max_num_batched_tokens=chunk)
+    prompt = tokens(30)
+    for _ in range(2):
+        sequence = node.generate(prompt, 2, prompt_logprobs=0)
+        entries = [entry.logprob for entry in sequence.request.prompt_logprobs]
+        assert entries == [-float(token) for token in prompt[1:]]
+        assert sequence.output == reference(prompt, 2)
+    assert node.generate(prompt, 2).request.cached_tokens == 28
+
+
+def test_e1_they_are_complete_after_a_preemption_in_the_middle_of_the_prompt():
+    node = MockNode(num_blocks=14, max_num_batched_tokens=16)
+    sequence = node.submit(tokens(40), 2, prompt_logprobs=0)
+    node.step()
+    node.submit(tokens(20, 1), 2, priority=1)
+    node.run()
+    assert sequence.request.preemptions == 1
+    entries = [entry.logprob for entry in sequence.request.prompt_logprobs]
+    assert entries == [-float(token) for token in tokens(40)[1:]]
 
 
 def test_e4_a_hit_that_leaves_less_than_a_chunk_makes_no_empty_chunk():
