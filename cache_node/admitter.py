@@ -33,13 +33,17 @@ class Admitter:
                 return
             if not step.budget or any(map(self._stays_first, blocked)):
                 return
+            if not self._may_have_seat(sequence):
+                blocked.append(sequence)
+                continue
             reuse = self.memory.find_reuse(sequence)
             if self._waits_for_leader(sequence, reuse, now):
                 continue
-            if not self._make_room(sequence, reuse, step):
+            room = self._make_room(sequence, reuse, step)
+            if room is None:
                 blocked.append(sequence)
                 continue
-            self._start(sequence, step, now)
+            self._start(sequence, room, step, now)
             for each in blocked:
                 each.overtaken += 1
             self.counters.overtakes += bool(blocked)
@@ -47,6 +51,10 @@ class Admitter:
     def _stays_first(self, sequence: Sequence) -> bool:
         """Whether nobody may pass it: it has run before, or has been passed often enough."""
         return sequence.state is State.PREEMPTED or sequence.overtaken >= self.limits.max_overtakes
+
+    def _may_have_seat(self, sequence: Sequence) -> bool:
+        """Asked before the look-up, which costs a little for every block of the prompt."""
+        return self._has_seat(sequence) or bool(self._less_important(sequence))
 
     def _waits_for_leader(self, sequence: Sequence, reuse: Reuse, now: float) -> bool:
         """Whether another is computing the next block that it lacks, and the wait is not too long.
@@ -61,35 +69,47 @@ class Admitter:
             self.counters.prefix_waits += 1
         return now - sequence.waits_since < self.limits.prefix_wait
 
-    def _make_room(self, sequence: Sequence, reuse: Reuse, step: Step) -> bool:
-        """Whether there is room, if need be after less important ones have given theirs."""
+    def _make_room(self, sequence: Sequence, reuse: Reuse, step: Step) -> Reuse | None:
+        """What it can start with, if need be after less important ones have given their place;
+        None when it cannot start now.
+        """
         if self._fits(sequence, reuse):
-            return True
-        lower = [s for s in self.roster.running if s.request.priority < sequence.request.priority]
+            return reuse
+        lower = self._less_important(sequence)
         if lower and self._would_fit_without(lower, sequence, reuse):
-            self._preempt_for(sequence, lower, step)
-        elif not self.roster.admitted:
-            self._unpin_for(sequence)
-        return self._fits(sequence, self.memory.find_reuse(sequence))
+            return self._preempt_for(sequence, lower, step)
+        return None if self.roster.admitted else self._unpin_for(sequence)
 
-    def _preempt_for(self, sequence: Sequence, lower: list[Sequence], step: Step) -> None:
-        while lower and not self._fits(sequence, self.memory.find_reuse(sequence)):
+    def _less_important(self, sequence: Sequence) -> list[Sequence]:
+        return [s for s in self.roster.running if s.request.priority < sequence.request.priority]
+
+    def _preempt_for(self, sequence: Sequence, lower: list[Sequence], step: Step) -> Reuse | None:
+        while lower:
             victim = least_important(lower)
             lower.remove(victim)
             self.preempter.preempt(victim, step)
             self.counters.preempted_for_priority += 1
+            reuse = self.memory.find_reuse(sequence)
+            if self._fits(sequence, reuse):
+                return reuse
+        return None
 
-    def _unpin_for(self, sequence: Sequence) -> None:
+    def _unpin_for(self, sequence: Sequence) -> Reuse | None:
         """Nothing runs, so only pins are in its way: a request is worth more than they are."""
-        while not self._fits(sequence, self.memory.find_reuse(sequence)):
-            if not self.memory.pins.yield_one():
-                return
+        while self.memory.pins.yield_one():
+            reuse = self.memory.find_reuse(sequence)
+            if self._fits(sequence, reuse):
+                return reuse
+        return None
+
+    def _has_seat(self, sequence: Sequence) -> bool:
+        taken = sum(max(1, seq.unmade_samples) for seq in self.roster.admitted)
+        return taken + max(1, sequence.unmade_samples) <= self.limits.max_num_seqs
 
     def _fits(self, sequence: Sequence, reuse: Reuse) -> bool:
-        admitted, pool = self.roster.admitted, self.memory.pool
-        seats = sum(max(1, seq.unmade_samples) for seq in (*admitted, sequence))
-        spare = self.commitment.spare(sequence, admitted, pool)
-        if spare is None or seats > self.limits.max_num_seqs:
+        pool = self.memory.pool
+        spare = self.commitment.spare(sequence, self.roster.admitted, pool)
+        if spare is None or not self._has_seat(sequence):
             return False
         return pool.can_allocate(self.memory.missing(sequence, reuse), reuse.sources, spare)
 
@@ -100,8 +120,7 @@ class Admitter:
         freed = sum(len(seq.block_table) for seq in lower)
         return self.memory.missing(sequence, reuse) <= self.memory.pool.num_free + freed
 
-    def _start(self, sequence: Sequence, step: Step, now: float) -> None:
-        reuse = self.memory.find_reuse(sequence)
+    def _start(self, sequence: Sequence, reuse: Reuse, step: Step, now: float) -> None:
         self.roster.waiting.remove(sequence)
         self._account(sequence, reuse, now)
         if self.memory.start(sequence, reuse, step, now):
