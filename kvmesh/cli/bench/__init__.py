@@ -2,7 +2,7 @@
 
 import typer
 
-from kvmesh.cli.bench import memory, ttft
+from kvmesh.cli.bench import memory, step, ttft
 
 app = typer.Typer(no_args_is_help=True, help="Measure a fleet.", rich_markup_mode="markdown")
 
@@ -16,3 +16,4 @@ def bench() -> None:
 
 app.command("ttft")(ttft.ttft)
 app.command("memory")(memory.memory)
+app.command("step")(step.step)
