@@ -216,7 +216,7 @@ inline void decode(const PagedLayer<T>& layer, const Scoring& scoring, const int
     const int64_t dim = layer.head_dim;
     const DecodeQuery<T> queries(layer, query, kv_heads, group);
     alignas(64) float scores[kGroup][kChunk];
-    for (int64_t chunk = begin / kChunk * kChunk; chunk < end; chunk += kChunk) {
+    for (int64_t chunk = begin / 16 * 16; chunk < end; chunk += kChunk) {
         const int first = int(std::max<int64_t>(0, begin - chunk)), count = int(std::min<int64_t>(kChunk, end - chunk));
         const ChunkSlots<T> slots(layer, table, chunk, count);
         for (int64_t h = 0; h < kv_heads; h++) {

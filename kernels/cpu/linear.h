@@ -18,6 +18,8 @@ constexpr int kDepth = 32;                // inputs of a tile
 constexpr int kTile = kBlock * kDepth;    // elements
 constexpr int kWide = 2 * kBlock;         // outputs that are computed together
 constexpr int kRows = 32;                 // tokens that are computed together
+constexpr int kAhead = 8 * kTile;         // weights are asked for that long before their use, since
+                                          // the hardware's own guess stops at a page's end
 
 // x [tokens, stride] times two blocks of weights, `first` and `second` → sums [tokens, kWide].
 struct Panel {
@@ -40,8 +42,8 @@ inline void multiply_few(const Panel& panel, float* sums) {
     for (int64_t d = 0; d < panel.depth; d++) {
         const bf16* w[2] = {panel.first + d * kTile, panel.second + d * kTile};
         for (int i = 0; i < 16; i++) {
-            _mm_prefetch(w[0] + 32 * i + 4 * kTile, _MM_HINT_T0);
-            _mm_prefetch(w[1] + 32 * i + 4 * kTile, _MM_HINT_T0);
+            _mm_prefetch(w[0] + 32 * i + kAhead, _MM_HINT_T0);
+            _mm_prefetch(w[1] + 32 * i + kAhead, _MM_HINT_T0);
             __m512bh left = (__m512bh)_mm512_loadu_si512(w[0] + 32 * i);
             __m512bh right = (__m512bh)_mm512_loadu_si512(w[1] + 32 * i);
             for (int t = 0; t < tokens; t++) {
@@ -97,9 +99,7 @@ inline void multiply_in_fours(const Panel& panel, int tokens, float* sums) {
 }
 
 #if defined(KVMESH_AMX)
-// Asks for the tiles that come `kAhead` later: the hardware's own guess stops at a page's end.
 inline void prefetch_tiles(const bf16* first, const bf16* second) {
-    constexpr int kAhead = 4 * kTile;
     for (int i = 0; i < 16; i++) {
         _mm_prefetch(first + kAhead + 32 * i, _MM_HINT_T0);
         _mm_prefetch(second + kAhead + 32 * i, _MM_HINT_T0);

@@ -2,6 +2,7 @@
 
 import torch
 
+from kernels.cpu.huge_pages import WEIGHTS
 from kernels.cpu.library import Library
 
 BLOCK = 16  # outputs of a tile
@@ -32,7 +33,7 @@ class PackedLinear:
             weight = _interleave(weight)
             self._bias = None if self._bias is None else _interleave(self._bias)
         self._outputs = len(weight)
-        self._packed = pack(weight)
+        self._packed = WEIGHTS.copy(pack(weight))
 
     def wide(self, x: torch.Tensor) -> torch.Tensor:
         out = torch.empty((len(x), self._outputs))

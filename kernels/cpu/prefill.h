@@ -45,6 +45,8 @@ constexpr int kRegisterRows = kLanes == 16 ? 8 : 4;
 constexpr int kSpan = 16 / kLanes;  // vectors
 
 struct PlainProducts {
+    static constexpr bool kInTiles = false;
+
     template <typename T>
     static void begin(const QueryTile<T>& tile, int64_t dim, PrefillScratch& s) {
         std::fill_n(s.queries, dim * kColumns, 0.0f);
@@ -186,7 +188,10 @@ inline void prefill_with(const PagedLayer<T>& layer, const Scoring& scoring, con
     begin_columns(tile, scoring, dim, s);
     Products::begin(tile, dim, s);
     const int64_t begin = scoring.first_key(tile.start), sees_from = scoring.first_key(tile.end - 1);
-    for (int64_t chunk = begin / kChunk * kChunk; chunk < tile.end; chunk += kChunk) {
+    // Not before the first key that is seen, whose block may have been given back; tiles start with
+    // their sixteen keys of one block.
+    const bool in_tiles = Products::kInTiles && layer.block_size % 16 == 0;
+    for (int64_t chunk = in_tiles ? begin / 16 * 16 : begin; chunk < tile.end; chunk += kChunk) {
         const int count = int(std::min<int64_t>(kChunk, tile.end - chunk));
         const bool all_seen = chunk >= sees_from && chunk + count - 1 <= tile.start;
         const ChunkSlots<T> slots(layer, tile.table, chunk, count);

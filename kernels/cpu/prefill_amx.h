@@ -29,6 +29,8 @@ inline void transpose16(__m512i* r) {
 }
 
 struct TileProducts {
+    static constexpr bool kInTiles = true;
+
     static bool fit(const PagedLayer<bf16>& layer) { return layer.head_dim % 16 == 0 && amx_ready(); }
 
     static void begin(const QueryTile<bf16>& tile, int64_t dim, PrefillScratch& s) {

@@ -20,8 +20,14 @@ class CpuStep:
     """
 
     def __init__(
-        self, library: Library, pool: torch.Tensor, num_heads: int, rows: Sequence[AttentionRow]
+        self,
+        library: Library,
+        pool: torch.Tensor,
+        num_heads: int,
+        rows: Sequence[AttentionRow],
+        threads: int | None = None,
     ) -> None:
+        """`threads` are torch's if None."""
         row_spans = array("q")
         tables = array("i")
         for row in rows:
@@ -34,7 +40,7 @@ class CpuStep:
         spans, blocks, sizes = (a.buffer_info()[0] for a in self._arrays)
         self._before = (pool.data_ptr(), pool.dtype == torch.bfloat16, sizes)
         self._after = (len(rows), spans, blocks)
-        self._threads = library.threads()
+        self._threads = threads or library.threads()
 
     @staticmethod
     def computes(pool: torch.Tensor, num_heads: int) -> bool:
@@ -63,9 +69,16 @@ class CpuStep:
         )  # fmt: skip
         return query
 
-    def attend(self, layer: int, query: torch.Tensor, params: AttentionParams) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        params: AttentionParams,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`out`, contiguous, takes the result if it is given."""
         query = query.contiguous()
-        out = torch.empty_like(query)
+        out = torch.empty_like(query) if out is None else out
         self._library.attention(
             *self._before, layer, *self._after, query.data_ptr(), out.data_ptr(), params.scale,
             params.window or NO_WINDOW, params.softcap or 0.0, self._threads,
