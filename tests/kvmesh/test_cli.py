@@ -36,7 +36,10 @@ def taken_port():
 
 def test_the_commands_are_these():
     assert sorted(ALL) == [
+        "bench engine",
         "bench memory",
+        "bench soak",
+        "bench step",
         "bench ttft",
         "demo",
         "generate",

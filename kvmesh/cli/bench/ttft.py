@@ -1,19 +1,14 @@
 """`kvmesh bench ttft`: what a cached prefix saves."""
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from kvmesh.cli.bench.report import Json, Report, tell
 from kvmesh.cli.errors import fail
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from bench.ttft import TtftResult
-    from kvmesh.cli.fleet import Fleet
 
 
 def ttft(
@@ -42,6 +37,7 @@ def ttft(
     """
     from bench.ttft import measure_ttft
     from kvmesh.cli.ask import explain
+    from kvmesh.cli.bench.own_fleet import on_own_fleet
     from kvmesh.errors import RequestError
 
     def measure(target: str) -> "TtftResult":
@@ -55,24 +51,11 @@ def ttft(
         except RequestError as error:
             fail(explain(error, target))
 
-    result = measure(router) if router is not None else _on_own_fleet(measure)
+    if router is not None:
+        result = measure(router)
+    else:
+        result = on_own_fleet(lambda config, _fleet: measure(config.grpc_target))
     tell(_report(result), as_json=as_json)
-
-
-def _on_own_fleet(measure: "Callable[[str], TtftResult]") -> "TtftResult":
-    """Starts two nodes and a router on free ports for the time of the measurement."""
-    from kvmesh.cli.hosting import host
-    from kvmesh.cli.screen import Screen
-    from kvmesh.cli.serve_config import on_free_ports
-
-    config = on_free_ports()
-    results: list[TtftResult] = []
-
-    async def body(_fleet: "Fleet") -> None:
-        results.append(await asyncio.to_thread(measure, config.grpc_target))
-
-    host(config, Screen(Console(stderr=True, highlight=False), quiet=True), body)
-    return results[0]
 
 
 def _report(result: "TtftResult") -> Report:
