@@ -59,7 +59,8 @@ def test_logits_are_those_of_transformers(tmp_path, variant):
     expected = _reference_logits(directory, tokens)
     executor = make_executor(directory, num_blocks=16)
     found = executor.prompt_logits(Row(tokens, 0, [*range(13, 0, -1)], []))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    # Gemma 2 without caps: transformers' float32 is 1.5e-4 from its float64, and so are we.
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=3e-4)
 
 
 def test_older_spelling_of_rope_scaling(tmp_path):
