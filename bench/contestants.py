@@ -1,16 +1,17 @@
 """What is measured beside each other: anything that completes prompts, over HTTP or not."""
 
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
 from bench.in_process import InProcessEngine
 from bench.openai_client import Answer, Message, OpenAiClient
-from bench.resident import resident_bytes
 from bench.timing import Timing
+from bench.usage import cpu_seconds, resident_bytes
 
 
 class Contestant(Protocol):
-    """Holds the model of all the others. `chat` and `memory` are None where there is none."""
+    """Runs the same model as the others. A method gives None where there is nothing to give."""
 
     name: str
 
@@ -22,6 +23,9 @@ class Contestant(Protocol):
 
     def memory(self) -> int | None:
         """Resident bytes of all its processes."""
+
+    def cpu(self) -> float | None:
+        """Seconds of CPU time that all its processes have used."""
 
 
 class Served:
@@ -44,6 +48,9 @@ class Served:
     def memory(self) -> int | None:
         return sum(map(resident_bytes, self._pids)) or None
 
+    def cpu(self) -> float | None:
+        return sum(map(cpu_seconds, self._pids)) or None
+
 
 class Alone:
     """Our engine in this process: what it does without router, network and HTTP."""
@@ -61,3 +68,6 @@ class Alone:
 
     def memory(self) -> int | None:
         return None
+
+    def cpu(self) -> float | None:
+        return time.process_time()  # nothing else runs in this process meanwhile

@@ -1,7 +1,12 @@
 """What the engine benchmark asks for, and what it makes of the answers."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from subprocess import PIPE
 from threading import Thread
 
 import pytest
@@ -12,6 +17,7 @@ from bench.engine import OURS, RIVAL, Comparison
 from bench.figures import Goal, Spread
 from bench.openai_client import OpenAiClient
 from bench.timing import Timing
+from bench.usage import family
 
 CACHED = 5
 
@@ -61,7 +67,8 @@ def test_every_measure_is_taken_by_some_workload(served):
     for workload in workloads.WORKLOADS:
         found |= workload(served, 0)
     names = {measure.name for measure in workloads.MEASURES}
-    assert set(found) == names - {"memory"}  # of a server that is not ours to look into
+    # The server is not ours to look into.
+    assert set(found) == {name for name in names if not name.startswith(("cpu", "memory"))}
     assert all(value > 0 for value in found.values())
     assert found["chat_cached"] == workloads.USERS * workloads.TURNS * CACHED
 
@@ -77,6 +84,9 @@ def test_all_engines_get_the_same_prompts_and_none_twice():
             self.prompts += prompts
             return served_nothing
 
+        def cpu(self):
+            return None
+
     served_nothing = [Timing(0.0, 1.0, 2.0, 3, 0)]
     first, second, later = Recorder(), Recorder(), Recorder()
     for recorder, seed in ((first, 0), (second, 0), (later, 1)):
@@ -86,6 +96,19 @@ def test_all_engines_get_the_same_prompts_and_none_twice():
     assert first.prompts[1][:1024] == first.prompts[2][:1024]
     assert first.prompts[1] != first.prompts[2]
     assert not {tuple(p) for p in first.prompts} & {tuple(p) for p in later.prompts}
+
+
+def test_usage_of_a_process_counts_its_children():
+    spin = "import time; x = bytearray(30 << 20); t = time.time(); "
+    spin += "[0 for _ in iter(lambda: time.time() - t > 0.5, True)]; print(1, flush=True); input()"
+    command = f"{sys.executable} -c '{spin}' ; true"
+    with subprocess.Popen(["sh", "-c", command], stdout=PIPE, stdin=PIPE) as shell:
+        shell.stdout.readline()
+        served = Served("any", OpenAiClient("http://127.0.0.1:1", "any"), [shell.pid])
+        assert served.memory() > 30 << 20
+        assert served.cpu() > 0.1
+        for pid in reversed(family(shell.pid)):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_goals_compare_medians_with_the_rival_and_the_bound():
