@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from statistics import median
 
 from bench.contestants import Contestant
 from bench.openai_client import Answer, Message
@@ -14,6 +15,7 @@ from bench.requests import random_prompt
 from bench.timing import Timing, output_rate
 
 OUTPUT = 64  # tokens
+PAIRS = 3  # of a cold and a warm request in one run
 USERS, TURNS = 4, 6
 SYSTEM_WORDS, USER_WORDS = 150, 40
 WORDS = "the lamp keeper writes every storm into a blue log before the ship leaves for open sea"
@@ -40,6 +42,7 @@ MEASURES = (
     Measure("cpu_8", "8 at once, CPU ms a token", 1e3),
     Measure("cpu_32", "32 at once, CPU ms a token", 1e3),
     Measure("ttft_cold", "cold TTFT at 1024, ms", 1e3),
+    Measure("cpu_cold", "cold request at 1024, CPU ms", 1e3),
     Measure("ttft_warm", "warm TTFT at 1024, ms", 1e3),
     Measure("chat_rate", "chat, output tok/s"),
     Measure("chat_cached", "chat, cached tokens"),
@@ -52,8 +55,9 @@ def decode(context: int) -> Workload:
 
     def run(contestant: Contestant, seed: int) -> Figures:
         prompt = random_prompt(random.Random(f"decode {context} {seed}"), context)
-        (timing,), cpu = _complete(contestant, [prompt])
-        return {f"decode_{context}": timing.decode_rate, **_named(f"cpu_{context}", cpu)}
+        (timing,), cpu = _complete(contestant, [prompt], OUTPUT)
+        figures = _named(f"cpu_{context}", cpu, OUTPUT)
+        return {f"decode_{context}": timing.decode_rate, **figures}
 
     return run
 
@@ -64,20 +68,27 @@ def together(count: int) -> Workload:
     def run(contestant: Contestant, seed: int) -> Figures:
         draw = random.Random(f"together {count} {seed}")
         prompts = [random_prompt(draw, 256) for _ in range(count)]
-        timings, cpu = _complete(contestant, prompts)
-        return {f"output_{count}": output_rate(timings), **_named(f"cpu_{count}", cpu)}
+        timings, cpu = _complete(contestant, prompts, OUTPUT)
+        figures = _named(f"cpu_{count}", cpu, OUTPUT * count)
+        return {f"output_{count}": output_rate(timings), **figures}
 
     return run
 
 
 def first_token(contestant: Contestant, seed: int) -> Figures:
-    """1,024 tokens and 16 of its own, twice: the second time the 1,024 are known."""
+    """1,024 tokens and 16 of its own, twice: the second time the 1,024 are known. The middle one of
+    a few such pairs.
+    """
     draw = random.Random(f"first token {seed}")
+    pairs = [_cold_and_warm(contestant, draw) for _ in range(PAIRS)]
+    return {name: median(pair[name] for pair in pairs) for name in pairs[0]}
+
+
+def _cold_and_warm(contestant: Contestant, draw: random.Random) -> Figures:
     prefix = random_prompt(draw, 1024)
-    cold, warm = (
-        contestant.complete([prefix + random_prompt(draw, 16)], 2)[0].ttft for _ in range(2)
-    )
-    return {"ttft_cold": cold, "ttft_warm": warm}
+    (cold,), cpu = _complete(contestant, [prefix + random_prompt(draw, 16)], 2)
+    (warm,), _ = _complete(contestant, [prefix + random_prompt(draw, 16)], 2)
+    return {"ttft_cold": cold.ttft, "ttft_warm": warm.ttft, **_named("cpu_cold", cpu)}
 
 
 def chat(contestant: Contestant, seed: int) -> Figures:
@@ -121,21 +132,17 @@ WORKLOADS: tuple[Workload, ...] = (
 
 
 def _complete(
-    contestant: Contestant, prompts: list[list[int]]
+    contestant: Contestant, prompts: list[list[int]], output: int
 ) -> tuple[list[Timing], float | None]:
-    """With the CPU time that it took a token of output, prompts among it. Steadier than a rate on a
-    machine that does other things.
-    """
+    """With the CPU time that it took, steadier than times on a machine that does other things."""
     before = contestant.cpu()
-    timings = contestant.complete(prompts, OUTPUT)
+    timings = contestant.complete(prompts, output)
     after = contestant.cpu()
-    if before is None or after is None:
-        return timings, None
-    return timings, (after - before) / (OUTPUT * len(prompts))
+    return timings, None if before is None or after is None else after - before
 
 
-def _named(name: str, figure: float | None) -> Figures:
-    return {} if figure is None else {name: figure}
+def _named(name: str, figure: float | None, parts: int = 1) -> Figures:
+    return {} if figure is None else {name: figure / parts}
 
 
 def _words(draw: random.Random, count: int) -> str:
