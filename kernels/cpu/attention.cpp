@@ -80,9 +80,11 @@ struct Partial {
 
 template <typename T>
 void write_heads(const Partial& partial, int64_t head_dim, T* out) {
+    float sums[kMaxDim];
     for (size_t h = 0; h < partial.softmax.size(); h++) {
+        unpair<T>(&partial.sums[h * head_dim], head_dim, sums);
         const float factor = 1.0f / partial.softmax[h].total;
-        for (int64_t d = 0; d < head_dim; d++) store(out[h * head_dim + d], partial.sums[h * head_dim + d] * factor);
+        for (int64_t d = 0; d < head_dim; d++) store(out[h * head_dim + d], sums[d] * factor);
     }
 }
 

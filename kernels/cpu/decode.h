@@ -16,31 +16,50 @@ constexpr int kChunk = 64;       // keys whose scores are at hand together
 constexpr int kGroup = 8;        // query heads a KV head at most; more are done in turns
 constexpr int64_t kMaxDim = 512;
 
-// Where up to kChunk keys of KV head 0 lie, from position `begin` on.
+// Where the keys of KV head 0 lie, from position `begin` on: up to kChunk of this chunk, and as many
+// of the next, to be asked for in time, into the second-level cache. Behind the last key the first one stands.
 template <typename T>
 struct ChunkSlots {
-    const T* keys[kChunk];
+    const T* keys[2 * kChunk];
+    int64_t value_offset;
 
-    ChunkSlots(const PagedLayer<T>& layer, const int32_t* table, int64_t begin, int count) {
+    ChunkSlots(const PagedLayer<T>& layer, const int32_t* table, int64_t begin, int64_t count)
+        : value_offset(layer.value_offset) {
         int64_t block = begin / layer.block_size, slot = begin % layer.block_size;
-        for (int i = 0; i < count; i++, slot++) {
-            if (slot == layer.block_size) block++, slot = 0;
-            keys[i] = layer.key(table[block], 0, slot);
+        for (int i = 0; i < std::min<int64_t>(count, 2 * kChunk);) {
+            const T* key = layer.key(table[block++], 0, slot);
+            for (; slot < layer.block_size && i < 2 * kChunk; slot++, key += layer.head_dim) keys[i++] = key;
+            slot = 0;
+        }
+        for (int64_t i = count; i < 2 * kChunk; i++) keys[i] = keys[0];
+    }
+
+    // The lines of the next chunk's key and value where `offset` is, the value's, in `bytes`.
+    void prefetch(int i, int64_t offset, int bytes) const {
+        const char* value = reinterpret_cast<const char*>(keys[kChunk + i] + offset);
+        const char* key = value - value_offset * int64_t(sizeof(T));
+        for (int at = 0; at < bytes; at += 64) {
+            __builtin_prefetch(key + at, 0, 2);
+            __builtin_prefetch(value + at, 0, 2);
         }
     }
 };
 
-// The scores of a chunk become weights; `sums` shrinks when the highest score rises.
-inline void weigh(float* scores, int count, OnlineSoftmax& softmax, float* sums, int64_t head_dim) {
-    float highest = -INFINITY;
-#pragma omp simd reduction(max : highest)
-    for (int i = 0; i < count; i++) highest = std::max(highest, scores[i]);
-    const float factor = softmax.raise(highest);
+// The scores of a chunk become weights; `sums` shrinks when the highest score rises. Scores outside of
+// [first, count) count as −inf: loops of a fixed length need no remainders.
+inline void weigh(const Scoring& scoring, float* scores, int first, int count, OnlineSoftmax& softmax, float* sums,
+                  int64_t head_dim) {
+    scoring.score(scores, kChunk);
+    std::fill(scores, scores + first, -INFINITY);
+    std::fill(scores + count, scores + kChunk, -INFINITY);
+    Lanes highest = load(scores);
+    for (int i = kLanes; i < kChunk; i += kLanes) highest = larger(highest, load(scores + i));
+    const float factor = softmax.raise(largest(highest));
     if (factor != 1.0f)
         for (int64_t d = 0; d < head_dim; d++) sums[d] *= factor;
     float total = 0.0f;
 #pragma omp simd reduction(+ : total)
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < kChunk; i++) {
         scores[i] = fast_exp(scores[i] - softmax.highest);
         total += scores[i];
     }
@@ -71,23 +90,27 @@ inline void score_heads(const ChunkSlots<T>& slots, int64_t offset, int first, i
     }
 }
 
-// Adds `width` pairs of vectors of the values [first, count), weighted, to the sums of some heads.
+// Adds `width` pairs of vectors of the values [first, count), weighted, to the sums of some heads,
+// which are in the order of load_pair.
 template <int heads, int width, typename T>
 inline void add_pairs(const ChunkSlots<T>& slots, int64_t offset, int first, int count, const float (*weights)[kChunk],
                       int64_t head_dim, float* sums) {
-    Pair acc[heads][width] = {};
+    Lanes acc[heads][2 * width];
+    for (int h = 0; h < heads; h++)
+        for (int w = 0; w < 2 * width; w++) acc[h][w] = load(sums + h * head_dim + w * kLanes);
     for (int i = first; i < count; i++) {
         const T* value = slots.keys[i] + offset;
+        slots.prefetch(i, offset, width * kPair * int(sizeof(T)));
         for (int w = 0; w < width; w++) {
             const Pair part = load_pair(value + w * kPair);
             for (int h = 0; h < heads; h++) {
-                acc[h][w].first += part.first * weights[h][i];
-                acc[h][w].second += part.second * weights[h][i];
+                acc[h][2 * w] += part.first * weights[h][i];
+                acc[h][2 * w + 1] += part.second * weights[h][i];
             }
         }
     }
     for (int h = 0; h < heads; h++)
-        for (int w = 0; w < width; w++) add_pair<T>(sums + h * head_dim + w * kPair, acc[h][w]);
+        for (int w = 0; w < 2 * width; w++) store(sums + h * head_dim + w * kLanes, acc[h][w]);
 }
 
 template <int heads, typename T>
@@ -141,17 +164,32 @@ inline bool keys_fit_tiles(const PagedLayer<bf16>& layer) {
 inline void score_tiles(const ChunkSlots<bf16>& slots, int64_t offset, int count, const bf16* pairs, int heads,
                         int64_t head_dim, float (*scores)[kChunk]) {
     alignas(64) float found[kChunk][16];
-    for (int i = 0; i < count; i += 16) {
-        _tile_zero(0);
-        for (int64_t d = 0; d < head_dim; d += 32) {
-            _tile_loadd(4, slots.keys[i] + offset + d, head_dim * 2);
-            _tile_loadd(6, pairs + d * kGroup, kGroup * 4);
-            _tile_dpbf16ps(0, 4, 6);
-        }
-        _tile_stored(0, found[i], sizeof found[0]);
+    const auto key = [&](int i) { return slots.keys[i] + offset; };
+    // Four products at a time, none of which waits for another; behind `count` the first once more.
+    const bf16* keys[4] = {key(0), key(count > 16 ? 16 : 0), key(count > 32 ? 32 : 0), key(count > 48 ? 48 : 0)};
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t d = 0; d < head_dim; d += 32) {
+        _tile_loadd(6, pairs + d * kGroup, kGroup * 4);
+        _tile_loadd(4, keys[0] + d, head_dim * 2);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, keys[1] + d, head_dim * 2);
+        _tile_dpbf16ps(1, 5, 6);
+        _tile_loadd(4, keys[2] + d, head_dim * 2);
+        _tile_dpbf16ps(2, 4, 6);
+        _tile_loadd(5, keys[3] + d, head_dim * 2);
+        _tile_dpbf16ps(3, 5, 6);
     }
+    _tile_stored(0, found[0], sizeof found[0]);
+    _tile_stored(1, found[16], sizeof found[0]);
+    _tile_stored(2, found[32], sizeof found[0]);
+    _tile_stored(3, found[48], sizeof found[0]);
+    const __m512i rows = _mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240);
     for (int h = 0; h < heads; h++)
-        for (int i = 0; i < kChunk; i++) scores[h][i] = found[i][h];
+        for (int i = 0; i < kChunk; i += 16)
+            _mm512_store_ps(scores[h] + i, _mm512_i32gather_ps(rows, found[i] + h, 4));
 }
 #endif
 
@@ -218,15 +256,12 @@ inline void decode(const PagedLayer<T>& layer, const Scoring& scoring, const int
     alignas(64) float scores[kGroup][kChunk];
     for (int64_t chunk = begin / 16 * 16; chunk < end; chunk += kChunk) {
         const int first = int(std::max<int64_t>(0, begin - chunk)), count = int(std::min<int64_t>(kChunk, end - chunk));
-        const ChunkSlots<T> slots(layer, table, chunk, count);
+        const ChunkSlots<T> slots(layer, table, chunk, end - chunk);
         for (int64_t h = 0; h < kv_heads; h++) {
             const int64_t offset = (head + h) * layer.head_stride, at = h * group;
             queries.score(layer, slots, offset, first, count, h, group, scores);
-            for (int g = 0; g < group; g++) {
-                float* row = scores[g];
-                for (int i = first; i < count; i++) row[i] = scoring.score(row[i]);
-                weigh(row + first, count - first, softmax[at + g], sums + (at + g) * dim, dim);
-            }
+            for (int g = 0; g < group; g++)
+                weigh(scoring, scores[g], first, count, softmax[at + g], sums + (at + g) * dim, dim);
             add_values(slots, offset + layer.value_offset, first, count, scores, group, dim, sums + at * dim);
         }
     }

@@ -25,10 +25,23 @@ inline Lanes load(const float* from) {
 
 inline void store(float* to, Lanes from) { std::memcpy(to, &from, sizeof from); }
 
+inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
+
+// As trees: a chain through all lanes would wait for each.
 inline float sum(Lanes lanes) {
-    float total = 0.0f;
-    for (int i = 0; i < kLanes; i++) total += lanes[i];
-    return total;
+    float part[kLanes];
+    store(part, lanes);
+    for (int half = kLanes / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) part[i] += part[i + half];
+    return part[0];
+}
+
+inline float largest(Lanes lanes) {
+    float part[kLanes];
+    store(part, lanes);
+    for (int half = kLanes / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) part[i] = part[i] > part[i + half] ? part[i] : part[i + half];
+    return part[0];
 }
 
 // kPair elements in two vectors, in whatever order is cheap for their type: in halves for float32,
@@ -45,20 +58,17 @@ inline Pair load_pair(const bf16* from) {
     return {(Lanes)(bits << 16), (Lanes)(bits & 0xffff0000u)};
 }
 
-// The inverse of load_pair for elements of type T.
+// Puts `size` numbers that are in the order of load_pair for type T back in theirs.
 template <typename T>
-inline void add_pair(float* to, Pair from) {
-    float halves[kPair];
-    store(halves, from.first);
-    store(halves + kLanes, from.second);
-    if constexpr (sizeof(T) == sizeof(float)) {
-        for (int i = 0; i < kPair; i++) to[i] += halves[i];
-    } else {
-        for (int i = 0; i < kLanes; i++) {
-            to[2 * i] += halves[i];
-            to[2 * i + 1] += halves[kLanes + i];
-        }
-    }
+inline void unpair(const float* from, int64_t size, float* to) {
+    int64_t d = 0;
+    if constexpr (sizeof(T) < sizeof(float))
+        for (; d + kPair <= size; d += kPair)
+            for (int i = 0; i < kLanes; i++) {
+                to[d + 2 * i] = from[d + i];
+                to[d + 2 * i + 1] = from[d + kLanes + i];
+            }
+    for (; d < size; d++) to[d] = from[d];
 }
 
 }  // namespace kvmesh

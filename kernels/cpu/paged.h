@@ -44,9 +44,14 @@ struct Scoring {
     // The first key that a query at `position` sees.
     int64_t first_key(int64_t position) const { return std::max<int64_t>(0, position - window + 1); }
 
-    float score(float product) const {
-        const float scaled = product * scale;
-        return softcap == 0.0f ? scaled : softcap * fast_tanh(scaled / softcap);
+    // Products of queries and keys become scores.
+    void score(float* products, int count) const {
+        if (softcap == 0.0f)
+#pragma omp simd
+            for (int i = 0; i < count; i++) products[i] *= scale;
+        else
+#pragma omp simd
+            for (int i = 0; i < count; i++) products[i] = softcap * fast_tanh(products[i] * scale / softcap);
     }
 };
 

@@ -110,12 +110,7 @@ inline void mask_scores(const Scoring& scoring, int64_t chunk, int count, int co
     for (int i = 0; i < count; i++) {
         float* row = s.scores + i * kColumns;
         const int32_t key = int32_t(chunk + i);
-        if (scoring.softcap == 0.0f)
-#pragma omp simd
-            for (int c = 0; c < columns; c++) row[c] *= scoring.scale;
-        else
-#pragma omp simd
-            for (int c = 0; c < columns; c++) row[c] = scoring.score(row[c]);
+        scoring.score(row, columns);
         if (!all_seen)
 #pragma omp simd
             for (int c = 0; c < columns; c++) row[c] = key < s.first[c] || key > s.last[c] ? -INFINITY : row[c];
@@ -128,7 +123,8 @@ inline bool weigh_16(int count, int c, PrefillScratch& s) {
     std::memcpy(highest, s.highest + c, sizeof highest);
     for (int i = 0; i < count; i++)
 #pragma omp simd
-        for (int n = 0; n < 16; n++) highest[n] = std::max(highest[n], s.scores[i * kColumns + c + n]);
+        for (int n = 0; n < 16; n++)
+            highest[n] = s.scores[i * kColumns + c + n] > highest[n] ? s.scores[i * kColumns + c + n] : highest[n];
     int raised = 0;
 #pragma omp simd reduction(| : raised)
     for (int n = 0; n < 16; n++) {
@@ -194,7 +190,7 @@ inline void prefill_with(const PagedLayer<T>& layer, const Scoring& scoring, con
     for (int64_t chunk = in_tiles ? begin / 16 * 16 : begin; chunk < tile.end; chunk += kChunk) {
         const int count = int(std::min<int64_t>(kChunk, tile.end - chunk));
         const bool all_seen = chunk >= sees_from && chunk + count - 1 <= tile.start;
-        const ChunkSlots<T> slots(layer, tile.table, chunk, count);
+        const ChunkSlots<T> slots(layer, tile.table, chunk, tile.end - chunk);
         Products::score(layer, slots, key_head, count, columns, s);
         mask_scores(scoring, chunk, count, columns, all_seen, s);
         weigh_columns(count, columns, dim, s);
