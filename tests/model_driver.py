@@ -16,7 +16,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def make_executor(directory: Path, dtype: str = "float32", **config: object) -> CpuExecutor:
-    settings = {"num_blocks": 512, "block_size": 16, "threads": 2, **config}
+    settings = {"num_blocks": 512, "block_size": 16, **config}
     return load_executor(NodeConfig(dtype=dtype, **settings), directory, lambda stage, done: None)
 
 

@@ -16,7 +16,7 @@ from tests.cache_node.mock_node import MockNode
 from tests.model_driver import make_executor, reference_model
 
 NEAR_TIE = 1e-4
-NEW_TOKENS = 12
+NEW_TOKENS = 8
 BLOCK = 16
 SYSTEM = "You are a patient teacher. You answer in plain words, with one example each time. " * 6
 QUESTIONS = [
@@ -49,8 +49,8 @@ def prompts(smollm2: Path) -> list[list[int]]:
 
     chats = [chat(question) for question in QUESTIONS]
     story = tokenizer.encode("Once upon a time there was a mill by a slow river. " * 30, False)
-    whole = [story[: BLOCK * blocks] for blocks in (1, 2, 4, 16)]
-    around = [story[: 4 * BLOCK - 1], story[: 4 * BLOCK + 1], story[:300]]
+    whole = [story[: BLOCK * blocks] for blocks in (1, 2, 4, 8)]
+    around = [story[: 4 * BLOCK - 1], story[: 4 * BLOCK + 1], story[:160]]
     short = [tokenizer.encode(text, False) for text in ("The", "Once upon", "x = 1\n")]
     return [*chats, *whole, *around, *short, *chats[:3], *whole[2:]]
 
