@@ -17,7 +17,7 @@ from cache_node.sampling import SampleSpec, SamplingParams
 from cache_node.step_plan import Row, RowResult, StepPlan
 from cache_node.swap_space import SwapSpace
 from kernels.attention_plan import AttentionRow
-from kernels.block_copy import copy_blocks
+from kernels.block_copy import copy_blocks, copy_speed
 from kernels.step import plan_step
 
 DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -33,7 +33,7 @@ class CpuExecutor:
         self.layout = layout
         self.num_blocks = num_blocks
         self.num_cpu_blocks = num_cpu_blocks
-        self.copy_bytes_per_second = 0.0
+        self.copy_bytes_per_second = 0.0  # between the pools; 0 until it is measured
         self._model = model
         self._pool = _make_pool(layout, num_blocks, model.dtype)
         self.swap = SwapSpace(self._pool, num_cpu_blocks)
@@ -109,6 +109,7 @@ def load_executor(config: NodeConfig, directory: Path, progress: Progress) -> Cp
     executor = CpuExecutor(model, layout, blocks, cpu_blocks)
     progress("warm up", None)
     _warm_up(executor)
+    executor.copy_bytes_per_second = copy_speed(layout.bytes_per_block)
     return executor
 
 

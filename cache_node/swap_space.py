@@ -9,6 +9,7 @@ import torch
 
 from cache_node.loads import LoadDone
 from cache_node.step_plan import BlockCopy
+from kernels.block_copy import copy_between
 
 log = structlog.get_logger()
 
@@ -29,9 +30,7 @@ class SwapSpace:
 
     def offload(self, copies: Sequence[BlockCopy]) -> None:
         """Copies down, now. What runs afterwards may overwrite the sources."""
-        if copies:
-            sources, destinations = _indices(copies)
-            self._space[destinations] = self._pool[sources]
+        copy_between(self._pool, self._space, _pairs(copies))
 
     def load(self, number: int, copies: Sequence[BlockCopy], done: LoadDone) -> None:
         self._orders.put((number, copies, done))
@@ -46,14 +45,12 @@ class SwapSpace:
 
     def _copy_up(self, number: int, copies: Sequence[BlockCopy]) -> bool:
         try:
-            sources, destinations = _indices(copies)
-            self._pool[destinations] = self._space[sources]
+            copy_between(self._space, self._pool, _pairs(copies))
         except Exception:
             log.exception("load_failed", load=number, blocks=len(copies))
             return False
         return True
 
 
-def _indices(copies: Sequence[BlockCopy]) -> tuple[torch.Tensor, torch.Tensor]:
-    sources = torch.tensor([copy.source for copy in copies])
-    return sources, torch.tensor([copy.destination for copy in copies])
+def _pairs(copies: Sequence[BlockCopy]) -> list[tuple[int, int]]:
+    return [(copy.source, copy.destination) for copy in copies]

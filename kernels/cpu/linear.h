@@ -18,8 +18,6 @@ constexpr int kDepth = 32;                // inputs of a tile
 constexpr int kTile = kBlock * kDepth;    // elements
 constexpr int kWide = 2 * kBlock;         // outputs that are computed together
 constexpr int kRows = 32;                 // tokens that are computed together
-constexpr int kAhead = 8 * kTile;         // weights are asked for that long before their use, since
-                                          // the hardware's own guess stops at a page's end
 
 // x [tokens, stride] times two blocks of weights, `first` and `second` → sums [tokens, kWide].
 struct Panel {
@@ -28,6 +26,13 @@ struct Panel {
     const bf16* first;
     const bf16* second;
     int64_t depth;  // tiles of inputs
+
+    // How far ahead of the tiles at depth `d` those lie that are asked for: the hardware's own guess
+    // stops at a page's end. Behind the last ones, the next two blocks begin.
+    int64_t ahead(int64_t d) const {
+        constexpr int64_t kTilesAhead = 4;
+        return (kTilesAhead + (d + kTilesAhead < depth ? 0 : depth)) * kTile;
+    }
 };
 
 #if defined(__AVX512BF16__)
@@ -41,9 +46,10 @@ inline void multiply_few(const Panel& panel, float* sums) {
             for (auto& sum : token) sum = _mm512_setzero_ps();
     for (int64_t d = 0; d < panel.depth; d++) {
         const bf16* w[2] = {panel.first + d * kTile, panel.second + d * kTile};
+        const int64_t ahead = panel.ahead(d);
         for (int i = 0; i < 16; i++) {
-            _mm_prefetch(w[0] + 32 * i + kAhead, _MM_HINT_T0);
-            _mm_prefetch(w[1] + 32 * i + kAhead, _MM_HINT_T0);
+            _mm_prefetch(w[0] + 32 * i + ahead, _MM_HINT_T0);
+            _mm_prefetch(w[1] + 32 * i + ahead, _MM_HINT_T0);
             __m512bh left = (__m512bh)_mm512_loadu_si512(w[0] + 32 * i);
             __m512bh right = (__m512bh)_mm512_loadu_si512(w[1] + 32 * i);
             for (int t = 0; t < tokens; t++) {
@@ -99,10 +105,10 @@ inline void multiply_in_fours(const Panel& panel, int tokens, float* sums) {
 }
 
 #if defined(KVMESH_AMX)
-inline void prefetch_tiles(const bf16* first, const bf16* second) {
+inline void prefetch_tiles(const bf16* first, const bf16* second, int64_t ahead) {
     for (int i = 0; i < 16; i++) {
-        _mm_prefetch(first + kAhead + 32 * i, _MM_HINT_T0);
-        _mm_prefetch(second + kAhead + 32 * i, _MM_HINT_T0);
+        _mm_prefetch(first + ahead + 32 * i, _MM_HINT_T0);
+        _mm_prefetch(second + ahead + 32 * i, _MM_HINT_T0);
     }
 }
 
@@ -117,7 +123,7 @@ inline void multiply_tiles(const Panel& panel, int tokens, float* sums) {
         _tile_zero(3);
     }
     for (int64_t d = 0; d < panel.depth; d++) {
-        prefetch_tiles(panel.first + d * kTile, panel.second + d * kTile);
+        prefetch_tiles(panel.first + d * kTile, panel.second + d * kTile, panel.ahead(d));
         _tile_loadd(4, panel.x + d * kDepth, row_bytes);
         _tile_loadd(6, panel.first + d * kTile, 64);
         _tile_dpbf16ps(0, 4, 6);

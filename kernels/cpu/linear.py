@@ -36,7 +36,7 @@ class PackedLinear:
         self._packed = WEIGHTS.copy(pack(weight))
 
     def wide(self, x: torch.Tensor) -> torch.Tensor:
-        out = torch.empty((len(x), self._outputs))
+        out = torch.empty((x.shape[0], self._outputs))
         self._run(x, _FLOAT32, out)
         return out
 
@@ -44,7 +44,7 @@ class PackedLinear:
         self._run(x, _ADD, residual)
 
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        out = torch.empty((len(x), self._outputs // 2), dtype=x.dtype)
+        out = torch.empty((x.shape[0], self._outputs // 2), dtype=x.dtype)
         self._run(x, _GATES[activation], out)
         return out[:, : self._result_size].contiguous()
 
@@ -55,7 +55,7 @@ class PackedLinear:
     def _run(self, x: torch.Tensor, ending: int, out: torch.Tensor) -> None:
         bias = None if self._bias is None else self._bias.data_ptr()
         self._library.linear(
-            x.data_ptr(), len(x), self._inputs, self._packed.data_ptr(), self._outputs, bias,
+            x.data_ptr(), x.shape[0], self._inputs, self._packed.data_ptr(), self._outputs, bias,
             ending, out.data_ptr(), self._library.threads(),
         )  # fmt: skip
 

@@ -61,7 +61,7 @@ class CpuStep:
         norm: torch.Tensor | None,
         epsilon: float,
     ) -> torch.Tensor:
-        shape = (len(qkv), self._num_heads, self._pool.shape[5])
+        shape = (qkv.shape[0], self._num_heads, self._pool.shape[5])
         query = torch.empty(shape, dtype=self._pool.dtype)
         self._library.place(
             *self._before, layer, *self._after, qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(),

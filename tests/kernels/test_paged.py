@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kernels.attention import AttentionParams, paged_attention
 from kernels.attention_mask import QUERY_TILE
 from kernels.attention_plan import AttentionRow, plan_attention
-from kernels.block_copy import copy_blocks
+from kernels.block_copy import copy_blocks, copy_speed
 from kernels.kv_write import kv_write, kv_write_index
 
 LAYERS, KV_HEADS, HEADS, HEAD_DIM = 2, 2, 6, 8
@@ -140,6 +140,10 @@ def test_copies_run_in_order_and_copy_all_layers():
     copy_blocks(pool, [(1, 4), (2, 1)])
     torch.testing.assert_close(pool[4], first, rtol=0, atol=0)
     torch.testing.assert_close(pool[1], second, rtol=0, atol=0)
+
+
+def test_the_speed_of_copies_is_one_that_memory_can_have():
+    assert 1e8 < copy_speed(368_640) < 1e12
 
 
 def _cut(row: AttentionRow, block_size: int) -> list[int]:
