@@ -65,6 +65,7 @@ class Admission:
     def _check_dispatch(self, message: cache_node_pb2.NodeGenerateRequest) -> None:
         validation.check_request_id(message.request_id)
         validation.check_priority(message.priority)
+        validation.check_cache_mode(message.cache)
         if message.epoch not in (0, self.info.epoch):
             raise RequestError(
                 Code.FAILED_PRECONDITION,

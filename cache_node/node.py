@@ -36,6 +36,9 @@ SERVER_OPTIONS = (
     # Routers ping idle connections; the default would answer too_many_pings.
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.keepalive_permit_without_calls", 1),
+    # More than a router takes from a client, whose metadata it passes on: what it took, fits here.
+    ("grpc.max_metadata_size", 32 << 10),
+    ("grpc.absolute_max_metadata_size", 64 << 10),
     ("grpc.so_reuseport", 0),  # a second node on the port fails instead of taking half the calls
 )
 

@@ -34,7 +34,9 @@ def check_number(
         raise invalid(field, f"must be a finite number, is {value}")
     if value < least or value > greatest or (open_below and value == least):
         bracket = "(" if open_below else "["
-        raise invalid(field, f"must be in {bracket}{least:g}, {greatest:g}], is {value:g}")
+        # Six digits would show one that is just outside as the bound itself.
+        shown = f"{value:g}" if abs(value) > 2 * greatest else f"{value:.9g}"
+        raise invalid(field, f"must be in {bracket}{least:g}, {greatest:g}], is {shown}")
 
 
 def check_sampling(params: pb.SamplingParams, vocab_size: int) -> None:
@@ -129,6 +131,13 @@ def check_request_id(request_id: str) -> None:
 def check_priority(priority: int) -> None:
     if priority not in PRIORITIES:
         raise invalid("priority", f"must be in [{PRIORITIES[0]}, {PRIORITIES[-1]}], is {priority}")
+
+
+def check_cache_mode(mode: int) -> None:
+    """A mode of a later version may ask for less trace in the cache than the default leaves."""
+    if mode not in pb.CacheMode.values():
+        names = ", ".join(pb.CacheMode.keys())
+        raise invalid("cache", f"must be one of {names}, is {mode}")
 
 
 def check_unserved(request: pb.GenerateRequest) -> None:

@@ -105,6 +105,7 @@ async def test_stop_tokens_and_min_tokens(live):
         ([5], {"n": 0}, "n"),
         ([5], {"request_id": "no spaces"}, "request_id"),
         ([5], {"priority": 101}, "priority"),
+        ([5], {"cache": 99}, "cache"),
     ],
 )
 async def test_bad_input_is_refused_by_name_and_costs_nothing(live, prompt, fields, named):
@@ -123,6 +124,13 @@ async def test_what_is_not_served_yet_says_so(live, fields):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await live.generate([5], **fields)
     assert caught.value.code() is Code.UNIMPLEMENTED
+
+
+async def test_metadata_that_a_router_takes_fits_the_node(live):
+    metadata = [("x-long", "x" * 15_000)]
+    request = pb.NodeGenerateRequest(request_id="x", token_ids=pack_tokens([5]))
+    request.sampling.max_tokens = 1
+    assert (await collect(live.stub.Generate(request, metadata=metadata))).finish == LENGTH
 
 
 async def test_a_packed_prompt_of_odd_length_is_refused(live):

@@ -39,6 +39,8 @@ def test_what_is_served_passes(fields):
     ("fields", "field", "bound", "value"),
     [
         ({"temperature": -0.5}, "temperature", "[0, 100]", "-0.5"),
+        ({"temperature": 100.0001}, "temperature", "[0, 100]", "100.000099"),
+        ({"temperature": 1e9}, "temperature", "[0, 100]", "1e+09"),
         ({"top_p": 0.0}, "top_p", "(0, 1]", "0"),
         ({"min_p": 1.5}, "min_p", "[0, 1]", "1.5"),
         ({"n": 0}, "n", "[1, 128]", "0"),

@@ -144,6 +144,15 @@ BAD = {
         chat(pb.ChatMessage(role="user"), template_args_json="[]"),
         "template_args_json",
     ),
+    "template args of the request": (
+        chat(pb.ChatMessage(role="user"), template_args_json='{"messages": []}'),
+        "template_args_json",
+    ),
+    "template args of Jinja": (
+        chat(pb.ChatMessage(role="user"), template_args_json='{"self": 1}'),
+        "template_args_json",
+    ),
+    "cache mode of a later version": (request(cache=3), "cache"),
     "extra keys": (
         chat(pb.ChatMessage(role="user", extra_json='{"content": 1')),
         "messages[0].extra_json",
