@@ -1,5 +1,6 @@
 """Memory for weights in pages of 2 MiB: with pages of 4 KiB a step's read of all weights waits for
-address translation. Measured over a whole model at one token: 1.4 times the speed.
+address translation. Measured over a whole model at one token: 0.35 to 0.8 of the speed of a linear
+read with 4 KiB, 1.0 with 2 MiB.
 """
 
 import mmap
@@ -30,7 +31,8 @@ class HugePages:
 
 def _map(size: int) -> torch.Tensor:
     """`size` bytes that start on a huge page. Untouched, they take no memory."""
-    region = mmap.mmap(-1, size + PAGE)
+    # Private: Python's default is shared memory, for which systems allow no huge pages.
+    region = mmap.mmap(-1, size + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         region.madvise(mmap.MADV_HUGEPAGE)
     memory = torch.frombuffer(region, dtype=torch.uint8)
