@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.kvmesh-installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test lint protos bench clean
+.PHONY: help install demo serve test lint protos bench soak-node clean
 
 help: ## Show what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' \
@@ -48,6 +48,9 @@ protos: install ## Regenerate the stubs in kvmesh/v1 from protos/
 
 bench: install ## Measure cold and warm time to first token
 	$(BIN)/kvmesh bench ttft $(ARGS)
+
+soak-node: install ## Send 10,000 requests with random ends to a node: nothing may leak
+	$(BIN)/kvmesh bench soak $(ARGS)
 
 clean: ## Remove caches and build output, but not the virtual environment
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \

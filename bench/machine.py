@@ -2,6 +2,7 @@
 
 import os
 import platform
+import subprocess
 from pathlib import Path
 
 from kvmesh import __version__
@@ -15,6 +16,7 @@ def describe_machine() -> dict[str, str]:
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "kvmesh": __version__,
+        "commit": _commit(),
     }
 
 
@@ -26,3 +28,20 @@ def _cpu_model() -> str:
     return next(
         (line.split(":", 1)[1].strip() for line in lines if "model name" in line), "unknown"
     )
+
+
+def _commit() -> str:
+    """Of the source that runs, with a + when it was changed since."""
+    git = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--dirty=+",
+        "--exclude=*",
+    ]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "none"

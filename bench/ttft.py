@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
+from bench.figures import Goal, Spread
 from kvmesh.cli.ask import Answer, ask
 from kvmesh.client import Client
 
@@ -33,18 +34,22 @@ class TtftResult:
     pairs: tuple[Pair, ...]
 
     @property
-    def cold(self) -> float:
-        """Median seconds to the first token of a prompt that nobody has seen."""
-        return median(pair.cold.ttft for pair in self.pairs)
+    def cold(self) -> Spread:
+        """Seconds to the first token of a prompt that nobody has seen."""
+        return Spread.of(pair.cold.ttft for pair in self.pairs)
 
     @property
-    def warm(self) -> float:
-        """Median seconds to the first token of a prompt whose prefix is cached."""
-        return median(pair.warm.ttft for pair in self.pairs)
+    def warm(self) -> Spread:
+        """Seconds to the first token of a prompt whose prefix is cached."""
+        return Spread.of(pair.warm.ttft for pair in self.pairs)
 
     @property
     def ratio(self) -> float:
-        return self.warm / self.cold
+        return self.warm.median / self.cold.median
+
+    @property
+    def goal(self) -> Goal:
+        return Goal("warm over cold time to first token", self.ratio, GOAL)
 
     @property
     def cached_tokens(self) -> float:
@@ -56,8 +61,8 @@ class TtftResult:
             "prefix_tokens": self.prefix_tokens,
             "tail_tokens": self.tail_tokens,
             "repetitions": len(self.pairs),
-            "cold_ttft_s": self.cold,
-            "warm_ttft_s": self.warm,
+            "cold_ttft_s": self.cold.median,
+            "warm_ttft_s": self.warm.median,
             "ratio": self.ratio,
             "cached_tokens": self.cached_tokens,
         }

@@ -1,37 +1,48 @@
-"""The KV blocks of one device: who holds them, and which of them can be found by key."""
+"""The KV blocks of one memory: who holds them, and which of them can be found by key."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cache_node.free_list import Block, FreeList
 from cache_node.key_chain import BlockContent
+from cache_node.key_index import KeyIndex
 from cache_node.step_plan import NULL_BLOCK, BlockId
-from kvmesh.v1.cache_node_pb2 import TIER_GPU
-from prefix_index.events import Cleared, Event, Removed, Stored
+from prefix_index.events import Event, Removed, Stored, Tier
+
+Evicted = Callable[[BlockId, BlockContent], None]
 
 
 class BlockPool:
-    """All KV blocks of one device. Every block is in exactly one state:
+    """All KV blocks of one memory. Every block is in exactly one state:
 
         free ──allocate──▶ held ──free──▶ cached (has a key, still hit-able) ──allocate──▶ held
                             ▲                 │
                             └────── hit ──────┘
 
     The pool owns the blocks; a block table owns one reference per entry. A block gets its key by
-    `publish`, after the step that filled it; it loses the key in the call that reuses it. Nothing
-    here touches a tensor.
+    `publish`, after the step that filled it; it loses the key in the call that reuses it, which
+    first tells `on_evict`. Nothing here touches a tensor.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        tier: Tier,
+        events: list[Event],
+    ) -> None:
+        """`events` receives what becomes visible in `tier` and what goes; its owner drains it."""
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, is {num_blocks}")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.on_evict: Evicted | None = None
+        self._tier = tier
         self._blocks = [Block(i) for i in range(NULL_BLOCK, num_blocks + 1)]
         self._free = FreeList(self._blocks[1:])
-        self._by_key: dict[bytes, Block] = {}
+        self._index = KeyIndex()
         self._evictable = 0
-        self._events: list[Event] = []
+        self._events = events
 
     @property
     def num_free(self) -> int:
@@ -50,21 +61,37 @@ class BlockPool:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
+    def find(self, content: BlockContent) -> BlockId | None:
+        """The block with `content`. Takes no reference: use it before anything is allocated."""
+        block = self._index.find(content)
+        return None if block is None else block.id
+
+    def find_key(self, key: bytes) -> BlockId | None:
+        """The block with `key`, whatever it was made of: for hints, not for answers."""
+        block = self._index.find_key(key)
+        return None if block is None else block.id
+
+    def find_partial(self, parent: bytes, tokens: Sequence[int]) -> tuple[BlockId, int] | None:
+        """A block to copy from: it follows `parent` and begins like `tokens`, so many of them."""
+        match = self._index.find_partial(parent, tokens)
+        return None if match is None else (match[0].id, match[1])
+
     def lookup(self, chain: Iterable[BlockContent]) -> list[BlockId]:
-        """The longest leading run of `chain` that is here. Takes no reference: allocate with it
-        before anything else.
-        """
+        """The longest leading run of `chain` that is here. Takes no reference."""
         hits: list[BlockId] = []
         for content in chain:
-            block = self._by_key.get(content.key)
-            if block is None or block.parent != content.parent or block.tokens != content.tokens:
+            block = self.find(content)
+            if block is None:
                 break
-            hits.append(block.id)
+            hits.append(block)
         return hits
+
+    def references(self, block_id: BlockId) -> int:
+        return self._blocks[block_id].ref_count
 
     def can_allocate(self, count: int, hits: Sequence[BlockId] = (), spare: int = 0) -> bool:
         """Whether `allocate(count, hits)` would succeed and leave `spare` blocks."""
-        from_free = sum(self._blocks[hit].ref_count == 0 for hit in hits)
+        from_free = sum(self._blocks[hit].ref_count == 0 for hit in set(hits))
         return count + from_free + spare <= len(self._free)
 
     def allocate(self, count: int, hits: Sequence[BlockId] = ()) -> list[BlockId] | None:
@@ -79,11 +106,18 @@ class BlockPool:
             self._take(self._blocks[hit])
         return [*hits, *(self._reuse() for _ in range(count))]
 
+    def share(self, table: Sequence[BlockId]) -> list[BlockId]:
+        """One more reference on each block of `table`, for a second table with the same blocks."""
+        for block_id in table:
+            assert self._blocks[block_id].ref_count > 0, f"block {block_id} is shared, not held"
+            self._take(self._blocks[block_id])
+        return list(table)
+
     def free(self, table: Sequence[BlockId]) -> None:
         """Gives one reference back for each entry. The end of a prefix is reused before its
         beginning.
 
-        Raises ValueError for a block that nobody holds; what came before it stays given back.
+        Raises ValueError for a block that nobody holds; what came after it stays given back.
         """
         for block_id in reversed(table):
             block = self._blocks[block_id]
@@ -99,49 +133,40 @@ class BlockPool:
         """
         block = self._blocks[block_id]
         assert block.ref_count > 0, f"block {block_id} is published, but nobody holds it"
-        if block.key is not None or content.key in self._by_key:
-            return
-        block.key, block.parent, block.tokens = content
-        self._by_key[content.key] = block
-        self._events.append(Stored(content.key, TIER_GPU))
+        if self._index.add(block, content):
+            self._events.append(Stored(content.key, self._tier))
 
     def clear_cache(self) -> int:
-        """Forgets every key; held blocks stay held. Returns how many keys there were."""
-        count = len(self._by_key)
-        for block in self._by_key.values():
-            block.key, block.parent, block.tokens = None, b"", b""
-        self._by_key.clear()
+        """Forgets the keys of all blocks that nobody holds. Returns how many those were."""
+        cached = [block for block in self._free if block.key is not None]
+        for block in cached:
+            self._free.remove(block)
+            self._events.append(Removed(self._index.remove(block).key, self._tier))
+            self._free.push_first(block)
         self._evictable = 0
-        self._events.append(Cleared())
-        return count
-
-    def drain_events(self) -> list[Event]:
-        """What became visible or went away since the last call, in order."""
-        events, self._events = self._events, []
-        return events
+        return len(cached)
 
     def check_integrity(self, tables: Iterable[Sequence[BlockId]]) -> list[str]:
-        """Violations of the invariants, given all block tables there are. O(blocks): for tests and
+        """Violations of the invariants, given all references there are. O(blocks): for tests and
         operators.
         """
         references = Counter(block_id for table in tables for block_id in table)
         listed = [block.id for block in self._free]
+        unheld = {block.id for block in self._blocks[1:] if block.ref_count == 0}
         checks = {
-            "the null block is in use": self._blocks[NULL_BLOCK].ref_count
-            or references[NULL_BLOCK],
+            "the null block is in use": self._blocks[NULL_BLOCK].ref_count > 0
+            or references[NULL_BLOCK] > 0,
             "list length and counter differ": len(listed) != len(self._free),
             "a block is listed twice": len(set(listed)) != len(listed),
-            "listed blocks are not those without references": set(listed)
-            != {b.id for b in self._blocks[1:] if b.ref_count == 0},
+            "listed blocks are not those without references": set(listed) != unheld,
             "reference counts differ from the tables": any(
-                b.ref_count != references[b.id] for b in self._blocks
+                block.ref_count != references[block.id] for block in self._blocks
             ),
-            "key map and blocks disagree": self._by_key
-            != {b.key: b for b in self._blocks if b.key is not None},
             "evictable count is wrong": self._evictable
-            != sum(b.ref_count == 0 and b.key is not None for b in self._blocks),
+            != sum(block.key is not None for block in self._free),
         }
-        return [violation for violation, broken in checks.items() if broken]
+        found = [violation for violation, broken in checks.items() if broken]
+        return found + self._index.violations(self._blocks)
 
     def _take(self, block: Block) -> None:
         if block.ref_count == 0:
@@ -152,10 +177,11 @@ class BlockPool:
     def _reuse(self) -> BlockId:
         block = self._free.pop_first()
         if block.key is not None:
-            del self._by_key[block.key]
-            self._events.append(Removed(block.key, TIER_GPU))
-            block.key, block.parent, block.tokens = None, b"", b""
             self._evictable -= 1
+            content = self._index.remove(block)
+            self._events.append(Removed(content.key, self._tier))
+            if self.on_evict is not None:
+                self.on_evict(block.id, content)
         block.ref_count = 1
         return block.id
 

@@ -1,24 +1,29 @@
-"""The engine: one thread that turns queued sequences into tokens, step after step."""
+"""The engine: one thread that turns queued requests into tokens, step after step."""
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
 from typing import TypeVar
 
 import structlog
 
 from cache_node.output_text import OutputText
-from cache_node.scheduler import Sampled, Scheduler, Step
-from cache_node.sequence import FinishReason, Sequence
+from cache_node.request_output import RequestOutput
+from cache_node.scheduler import Sampled, Scheduler
+from cache_node.sequence import Request
 from cache_node.speed import SpeedMeter
-from cache_node.step_output import Delta, Load, StepOutput
+from cache_node.step import Step
+from cache_node.step_output import Delta, Ended, Load, StepOutput
 from cache_node.step_plan import Executor
 
 T = TypeVar("T")
 log = structlog.get_logger()
 
 MAX_ROUTERS = 256  # whose last dispatch is remembered
+LOAD_POLL = 0.005  # seconds between looks at the deadlines of loads, when nothing else is to do
 
 
 class Engine:
@@ -42,19 +47,21 @@ class Engine:
         self._clock = clock
         self._deliver = deliver
         self._on_death = on_death
-        self._texts: dict[str, OutputText] = {}
+        self._outputs: dict[str, RequestOutput] = {}
         self._speed = SpeedMeter()
         self._steps = 0
         self._last_dispatch: dict[str, int] = {}
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._idle = True
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        scheduler.memory.on_loaded(self._loaded)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread after the step that runs. Live sequences stay as they are."""
+        """Ends the thread after the step that runs. Live requests stay as they are."""
         self._commands.put(self._stop)
         self._thread.join()
 
@@ -71,28 +78,63 @@ class Engine:
         self._commands.put(command)
         return future
 
-    def submit(self, sequence: Sequence, text: OutputText, router: str, dispatch: int) -> None:
-        """Queues a sequence, whose tokens then arrive through `deliver`, as does the error if it
-        cannot be queued.
+    def submit(
+        self, request: Request, make_text: Callable[[], OutputText], router: str, dispatch: int
+    ) -> None:
+        """Queues a request, whose tokens then arrive through `deliver`, as does the error if it
+        cannot be queued. `make_text` is called once a sample.
         """
-        self._commands.put(lambda: self._submit(sequence, text, router, dispatch))
+        output = RequestOutput(request, make_text)
+        self._commands.put(lambda: self._submit(output, router, dispatch))
 
-    def abort(self, request_id: str) -> Future[Sequence | None]:
-        """Ends a request wherever it is; the sequence if there was one. `deliver` does not hear of
+    def abort(self, request_id: str) -> Future[Request | None]:
+        """Ends a request wherever it is; the request if there was one. `deliver` does not hear of
         it.
         """
         return self.call(lambda: self._abort(request_id))
 
+    def pin(
+        self, name: str, keys: Sequence[bytes], priority: int, ttl: float | None
+    ) -> Future[int]:
+        """Pins cached blocks by key; how many."""
+        pins = self._scheduler.memory.pins
+        expires = None if ttl is None else self._clock() + ttl
+        return self.call(lambda: pins.pin_keys(name, keys, priority, expires))
+
+    def unpin(self, name: str) -> Future[bool]:
+        return self.call(lambda: self._scheduler.memory.pins.unpin(name))
+
     def check_integrity(self) -> Future[tuple[list[str], Load]]:
         return self.call(lambda: (self._scheduler.check_integrity(), self.load()))
+
+    def load(self) -> Load:
+        """Of now. On the engine's thread, or before it starts."""
+        roster, pool = self._scheduler.roster, self._scheduler.memory.pool
+        tier = self._scheduler.memory.tier
+        return Load(
+            held_blocks=pool.num_held,
+            free_blocks=pool.num_free - pool.num_evictable,
+            evictable_blocks=pool.num_evictable,
+            cpu_held_blocks=tier.pool.num_held if tier else 0,
+            cpu_cached_blocks=tier.pool.num_evictable if tier else 0,
+            cpu_free_blocks=tier.pool.num_free - tier.pool.num_evictable if tier else 0,
+            running=len(roster.running),
+            waiting=len(roster.waiting) + len(roster.loading),
+            queued_prefill_tokens=roster.queued_prefill_tokens,
+            prefill_tokens_per_second=self._speed.prefill,
+            decode_tokens_per_second=self._speed.decode,
+            steps=self._steps,
+            counters=replace(self._scheduler.counters),
+            last_dispatch=dict(self._last_dispatch),
+        )
 
     def _run(self) -> None:
         try:
             while not self._stopping:
                 if self._take_commands() and not self._scheduler.has_work:
-                    self._report([])
+                    self._report([], [])
                 if self._scheduler.has_work and not self._stopping:
-                    self._step()
+                    self._idle = not self._step()
         except Exception:
             log.exception("engine_died")
             self._on_death()
@@ -101,98 +143,87 @@ class Engine:
         """Runs what was asked for; waits for it when there is nothing else to do. Whether anything
         was.
         """
-        if self._scheduler.has_work and self._commands.empty():
-            return False
-        self._commands.get()()
-        while not self._commands.empty():
-            self._commands.get()()
-        return True
+        taken = False
+        with suppress(queue.Empty):
+            if not self._scheduler.has_work:
+                self._commands.get()()
+                taken = True
+            elif self._idle:
+                self._commands.get(timeout=LOAD_POLL)()
+                taken = True
+            while True:
+                self._commands.get_nowait()()
+                taken = True
+        return taken
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
+        """Plans, computes and books one step. Whether there was anything to compute."""
         start = self._clock()
         step = self._scheduler.schedule(start)
         try:
-            tokens = self._executor.run(step.plan)
+            results = self._executor.run(step.plan)
         except Exception as error:
             log.exception("step_failed", rows=len(step.rows), tokens=step.plan.num_tokens)
-            self._report(self._fail(step, error))
-            return
+            self._report([], self._fail(step, error))
+            return True
         now = self._clock()
-        self._steps += 1
-        self._speed.record(step.plan, now - start)
-        sampled = self._scheduler.commit(step, tokens, now)
-        self._report([self._delta(choice, now) for choice in sampled])
+        sampled = self._scheduler.commit(step, results, now)
+        if step.rows:
+            self._steps += 1
+            self._speed.record(step.plan, now - start)
+            self._scheduler.costs.prefill_tokens_per_second = self._speed.prefill
+            deltas = [delta for choice in sampled for delta in self._news(choice, now)]
+            self._report(deltas, self._take_ended(sampled))
+        return bool(step.rows)
 
-    def _delta(self, choice: Sampled, now: float) -> Delta:
-        """One chosen token as news; ends the sequence when the token or its text says so."""
-        sequence, reason = choice.sequence, choice.finish_reason
-        output = self._texts[sequence.request_id]
-        if reason is FinishReason.STOP:
-            text, stop = output.flush(), None
-        else:
-            text, stop = output.push(choice.token)
-        if stop is not None:
-            reason = FinishReason.STOP
-        elif reason is FinishReason.LENGTH:
-            text += output.flush()
-        if reason is None:
-            return Delta(sequence.request_id, choice.token, text)
-        self._scheduler.finish(sequence, reason, now)
-        del self._texts[sequence.request_id]
-        return Delta(
-            sequence.request_id, choice.token, text, ended=sequence, stop_reason=stop or ""
-        )
+    def _news(self, sampled: Sampled, now: float) -> list[Delta]:
+        """A chosen token as news; ends the sample when the token or its text says so."""
+        output = self._outputs[sampled.sequence.request.id]
+        delta = output.push(sampled)
+        if delta.finish_reason is not None:
+            self._scheduler.finish(sampled.sequence, delta.finish_reason, now)
+        return output.release(delta)
 
-    def _fail(self, step: Step, error: Exception) -> list[Delta]:
-        """Ends the sequences of a failed step; their blocks were not published, so nothing wrong
-        can be hit.
+    def _take_ended(self, sampled: list[Sampled]) -> list[Ended]:
+        ended = {s.sequence.request.id: s.sequence.request for s in sampled}
+        return [
+            Ended(self._outputs.pop(name).request)
+            for name, request in ended.items()
+            if request.unfinished == 0
+        ]
+
+    def _fail(self, step: Step, error: Exception) -> list[Ended]:
+        """Ends the requests of a failed step; their blocks were not published, so nothing wrong can
+        be hit.
         """
-        deltas = []
-        for sequence in step.sequences:
-            self._abort(sequence.request_id)
-            deltas.append(
-                Delta(sequence.request_id, error=f"the step failed on the device: {error}")
-            )
-        return deltas
+        self._scheduler.rollback(step)
+        names = {sequence.request.id for sequence in step.sequences}
+        aborted = [request for name in names if (request := self._abort(name)) is not None]
+        return [Ended(each, f"the step failed on the device: {error}") for each in aborted]
 
-    def _report(self, deltas: list[Delta]) -> None:
-        self._deliver(StepOutput(deltas, self._scheduler.pool.drain_events(), self.load()))
+    def _report(self, deltas: list[Delta], ended: list[Ended]) -> None:
+        events = self._scheduler.memory.drain_events()
+        self._deliver(StepOutput(deltas=deltas, ended=ended, events=events, load=self.load()))
 
-    def _submit(self, sequence: Sequence, text: OutputText, router: str, dispatch: int) -> None:
+    def _submit(self, output: RequestOutput, router: str, dispatch: int) -> None:
         try:
-            self._scheduler.submit(sequence)
+            self._scheduler.submit(output.request)
         except ValueError as error:
-            self._report([Delta(sequence.request_id, error=str(error))])
+            self._report([], [Ended(output.request, str(error))])
             return
-        self._texts[sequence.request_id] = text
+        self._outputs[output.request.id] = output
         self._last_dispatch.pop(router, None)
         self._last_dispatch[router] = dispatch
         if len(self._last_dispatch) > MAX_ROUTERS:
             del self._last_dispatch[next(iter(self._last_dispatch))]
 
-    def _abort(self, request_id: str) -> Sequence | None:
-        self._texts.pop(request_id, None)
+    def _abort(self, request_id: str) -> Request | None:
+        self._outputs.pop(request_id, None)
         return self._scheduler.abort(request_id, self._clock())
+
+    def _loaded(self, number: int, whole: bool) -> None:
+        """Called by the loader, on its own thread."""
+        self._commands.put(lambda: self._scheduler.loaded(number, whole))
 
     def _stop(self) -> None:
         self._stopping = True
-
-    def load(self) -> Load:
-        """Of now. On the engine's thread, or before it starts."""
-        scheduler, pool = self._scheduler, self._scheduler.pool
-        return Load(
-            held_blocks=pool.num_held,
-            free_blocks=pool.num_free - pool.num_evictable,
-            evictable_blocks=pool.num_evictable,
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            queued_prefill_tokens=scheduler.queued_prefill_tokens,
-            prefill_tokens_per_second=self._speed.prefill,
-            decode_tokens_per_second=self._speed.decode,
-            steps=self._steps,
-            steps_without_progress=scheduler.steps_without_progress,
-            preemptions=scheduler.preemptions,
-            queried_tokens=scheduler.queried_tokens,
-            hit_tokens=scheduler.hit_tokens,
-            last_dispatch=dict(self._last_dispatch),
-        )

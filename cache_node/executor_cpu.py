@@ -12,12 +12,13 @@ from cache_node.model.llama import LlamaModel, StepInputs
 from cache_node.model.model_config import ModelConfig
 from cache_node.model.source import Progress
 from cache_node.model.weights import Checkpoint
-from cache_node.sampler import sample
+from cache_node.row_results import row_results, wanted_tokens
 from cache_node.sampling import SampleSpec, SamplingParams
-from cache_node.step_plan import Row, StepPlan
-from kernels.attention import AttentionRow, plan_attention
-from kernels.block_copy import copy_blocks
-from kernels.kv_write import kv_write_index
+from cache_node.step_plan import Row, RowResult, StepPlan
+from cache_node.swap_space import SwapSpace
+from kernels.attention_plan import AttentionRow
+from kernels.block_copy import copy_blocks, copy_speed
+from kernels.step import plan_step
 
 DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -25,12 +26,17 @@ DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.f
 class CpuExecutor:
     """Owns the KV pool and the model. One call at a time, as `Executor` says."""
 
-    def __init__(self, model: LlamaModel, layout: KvLayout, num_blocks: int) -> None:
-        """`num_blocks` counts the null block."""
+    def __init__(
+        self, model: LlamaModel, layout: KvLayout, num_blocks: int, num_cpu_blocks: int = 1
+    ) -> None:
+        """`num_blocks` and `num_cpu_blocks` count the null block of each pool."""
         self.layout = layout
         self.num_blocks = num_blocks
+        self.num_cpu_blocks = num_cpu_blocks
+        self.copy_bytes_per_second = 0.0  # between the pools; 0 until it is measured
         self._model = model
         self._pool = _make_pool(layout, num_blocks, model.dtype)
+        self.swap = SwapSpace(self._pool, num_cpu_blocks)
 
     @property
     def model_config(self) -> ModelConfig:
@@ -42,21 +48,20 @@ class CpuExecutor:
         return self._pool
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> list[int | None]:
-        sampled = [(i, row.sample) for i, row in enumerate(plan.rows) if row.sample is not None]
-        logits = self.logits(plan, [i for i, _ in sampled])
-        chosen = sample(logits, [spec for _, spec in sampled])
-        tokens: list[int | None] = [None] * len(plan.rows)
-        for (i, _), token in zip(sampled, chosen, strict=True):
-            tokens[i] = token
-        return tokens
+    def run(self, plan: StepPlan) -> list[RowResult]:
+        self._move_blocks(plan)
+        if not plan.rows:
+            return []
+        inputs = self._inputs(plan.rows, wanted_tokens(plan.rows))
+        hidden = self._model.hidden(inputs)
+        return row_results(plan.rows, hidden, self._model.logits, self.model_config.vocab_size)
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan, rows: Sequence[int]) -> torch.Tensor:
         """Runs the plan's copies and rows, and returns what follows the last token of each of
         `rows`: [len(rows), vocab_size], float32.
         """
-        copy_blocks(self._pool, ((copy.source, copy.destination) for copy in plan.copies))
+        self._move_blocks(plan)
         ends = np.cumsum([len(row.token_ids) for row in plan.rows])
         return self._forward(plan.rows, [int(ends[i]) - 1 for i in rows])
 
@@ -67,20 +72,22 @@ class CpuExecutor:
         """
         return self._forward([row], range(len(row.token_ids)))
 
+    def _move_blocks(self, plan: StepPlan) -> None:
+        self.swap.offload(plan.offloads)
+        copy_blocks(self._pool, ((copy.source, copy.destination) for copy in plan.copies))
+
     def _forward(self, rows: Sequence[Row], logit_tokens: Sequence[int]) -> torch.Tensor:
         if not rows:
             return torch.empty(0, self.model_config.vocab_size)
-        return self._model.forward(self._inputs(rows, logit_tokens), self._pool)
+        return self._model.forward(self._inputs(rows, logit_tokens))
 
     def _inputs(self, rows: Sequence[Row], logit_tokens: Sequence[int]) -> StepInputs:
-        tables, spans = [r.block_table for r in rows], [(r.start, r.end) for r in rows]
+        attention_rows = [AttentionRow(r.start, r.end, r.block_table) for r in rows]
+        config = self.model_config
         return StepInputs(
-            token_ids=torch.cat([torch.tensor(list(r.token_ids), dtype=torch.int64) for r in rows]),
+            token_ids=torch.tensor([t for r in rows for t in r.token_ids], dtype=torch.int64),
             positions=torch.cat([torch.arange(r.start, r.end) for r in rows]),
-            kv_index=kv_write_index(self._pool, tables, spans),
-            attention=plan_attention(
-                self._pool, [AttentionRow(r.start, r.end, r.block_table) for r in rows]
-            ),
+            kernels=plan_step(self._pool, config.num_heads, attention_rows, config.windows),
             logit_tokens=torch.tensor(list(logit_tokens), dtype=torch.int64),
         )
 
@@ -97,11 +104,12 @@ def load_executor(config: NodeConfig, directory: Path, progress: Progress) -> Cp
     model_config = ModelConfig.from_directory(directory)
     model = LlamaModel(model_config, Checkpoint(directory), DTYPES[config.dtype])
     layout = kv_layout(model_config, config.block_size, model.dtype)
-    executor = CpuExecutor(
-        model, layout, config.num_blocks or layout.num_blocks(config.kv_cache_bytes)
-    )
+    blocks = config.num_blocks or layout.num_blocks(config.kv_pool_bytes)
+    cpu_blocks = 1 + int(config.swap_space * 2**30) // layout.bytes_per_block
+    executor = CpuExecutor(model, layout, blocks, cpu_blocks)
     progress("warm up", None)
     _warm_up(executor)
+    executor.copy_bytes_per_second = copy_speed(layout.bytes_per_block)
     return executor
 
 
@@ -130,5 +138,5 @@ def _warm_up(executor: CpuExecutor) -> None:
     """
     size, table = executor.layout.block_size, [1]
     spec = SampleSpec(SamplingParams(temperature=0.0), position=size)
-    for row in (Row([0] * size, 0, table, spec), Row([0], size - 1, table, spec)):
+    for row in (Row([0] * size, 0, table, [spec]), Row([0], size - 1, table, [spec])):
         executor.run(StepPlan([row]))

@@ -55,6 +55,7 @@ def node_info(
         kv_bytes_per_token=layout.bytes_per_token,
         eos_token_ids=tokenizer.eos_token_ids,
         version=__version__,
+        num_cpu_blocks=executor.num_cpu_blocks - 1,
         tensor_parallel_size=1,
         pipeline_parallel_size=1,
         device="cpu",

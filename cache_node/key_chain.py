@@ -23,12 +23,26 @@ class KeyChain:
         self._block_size = block_size
         self._contents: list[BlockContent] = []
 
+    def fork(self) -> "KeyChain":
+        """A chain that starts where this one is and grows on its own."""
+        chain = KeyChain(self._root, self._block_size)
+        chain._contents = self._contents.copy()
+        return chain
+
     def extend_to(self, tokens: Sequence[int], count: int) -> Sequence[BlockContent]:
         """The first `count` blocks' contents; `tokens` must hold that many whole blocks."""
         while len(self._contents) < count:
             start = len(self._contents) * self._block_size
-            block = tokens[start : start + self._block_size]
-            packed = struct.pack(f"<{self._block_size}I", *block)
-            parent = self._contents[-1].key if self._contents else self._root
+            packed = pack(tokens[start : start + self._block_size])
+            parent = self.parent(len(self._contents))
             self._contents.append(BlockContent(next_key(parent, packed), parent, packed))
         return self._contents[:count]
+
+    def parent(self, block: int) -> bytes:
+        """Key before the block at place `block`, whose predecessors must have been hashed."""
+        return self._contents[block - 1].key if block else self._root
+
+
+def pack(tokens: Sequence[int]) -> bytes:
+    """Token ids as little-endian uint32."""
+    return struct.pack(f"<{len(tokens)}I", *tokens)

@@ -12,14 +12,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from cache_node.admission import Admission
-from cache_node.block_pool import BlockPool
 from cache_node.config import NodeConfig
 from cache_node.engine import Engine
 from cache_node.executor_cpu import CpuExecutor
 from cache_node.identity import node_info
 from cache_node.metrics import serve_metrics
 from cache_node.model.fingerprint import model_fingerprint
-from cache_node.scheduler import Limits, Scheduler
+from cache_node.scheduling import make_scheduler
 from cache_node.service import CacheNodeService
 from cache_node.state_feed import StateFeed
 from cache_node.step_output import StepOutput
@@ -37,6 +36,9 @@ SERVER_OPTIONS = (
     # Routers ping idle connections; the default would answer too_many_pings.
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.keepalive_permit_without_calls", 1),
+    # More than a router takes from a client, whose metadata it passes on: what it took, fits here.
+    ("grpc.max_metadata_size", 32 << 10),
+    ("grpc.absolute_max_metadata_size", 64 << 10),
     ("grpc.so_reuseport", 0),  # a second node on the port fails instead of taking half the calls
 )
 
@@ -51,11 +53,8 @@ class Node:
         fingerprint = model_fingerprint(directory)
         self.config = config
         self.info = node_info(config, executor, fingerprint, tokenizer)
-        pool = BlockPool(self.info.num_blocks, config.block_size)
-        limits = Limits(config.max_num_seqs, config.max_num_batched_tokens)
-        self.engine = Engine(
-            Scheduler(pool, limits), executor, time.monotonic, self._deliver, self._on_death
-        )
+        scheduler = make_scheduler(config, executor)
+        self.engine = Engine(scheduler, executor, time.monotonic, self._deliver, self._on_death)
         self.state = StateFeed(EventLog(self.info.epoch), self.engine.load())
         admission = Admission(self.info, config.enable_prefix_caching, time.monotonic)
         self.service = CacheNodeService(

@@ -3,10 +3,11 @@ its RPC.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
-from cache_node.sequence import FinishReason, Sequence
-from cache_node.step_output import Delta
+from cache_node.sampling import TokenLogprobs
+from cache_node.sequence import FinishReason, Request
+from cache_node.step_output import Delta, Ended
 from kvmesh.errors import Code, RequestError
 from kvmesh.packing import pack_tokens
 from kvmesh.v1 import generate_pb2 as pb
@@ -18,28 +19,56 @@ FINISH_REASONS = {
 }
 
 
+class _Pending:
+    """What one sample's reader has not taken yet."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.text: list[str] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason = ""
+
+    def add(self, delta: Delta) -> None:
+        self.tokens += delta.tokens
+        self.text.append(delta.text)
+        self.logprobs += delta.logprobs
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+    def to_proto(self, sample: int) -> pb.SampleDelta:
+        delta = pb.SampleDelta(
+            index=sample,
+            token_ids=pack_tokens(self.tokens),
+            text="".join(self.text),
+            stop_reason=self.stop_reason,
+            logprobs=logprobs_to_proto(self.logprobs),
+        )
+        if self.finish_reason is not None:
+            delta.finish_reason = FINISH_REASONS[self.finish_reason]
+        return delta
+
+
 class OutputStream:
-    """News of one request, merged while the reader is away: what waits is bounded by max_tokens,
-    whoever reads.
+    """News of one request, merged while the reader is away: what waits is bounded by n ×
+    max_tokens, whoever reads.
 
     Lives on the event loop.
     """
 
     def __init__(self) -> None:
-        self._tokens: list[int] = []
-        self._text: list[str] = []
-        self._last: Delta | None = None
+        self.request: Request | None = None  # once it has ended
+        self._pending: dict[int, _Pending] = {}
         self._failure: RequestError | None = None
         self._news = asyncio.Event()
 
     def push(self, delta: Delta) -> None:
-        if delta.token is not None:
-            self._tokens.append(delta.token)
-        self._text.append(delta.text)
-        if delta.ended is not None:
-            self._last = delta
-        if delta.error is not None:
-            self._failure = RequestError(Code.INTERNAL, delta.error)
+        self._pending.setdefault(delta.sample, _Pending()).add(delta)
+        self._news.set()
+
+    def end(self, ended: Ended) -> None:
+        if ended.error is not None:
+            self.fail(RequestError(Code.INTERNAL, ended.error))
+        self.request = ended.request
         self._news.set()
 
     def fail(self, failure: RequestError) -> None:
@@ -47,26 +76,30 @@ class OutputStream:
         self._failure = failure
         self._news.set()
 
-    async def __aiter__(self) -> AsyncIterator[pb.SampleDelta]:
-        """Deltas until the end, of which `ended` tells. Raises what the stream was failed with."""
-        while self._last is None:
+    async def __aiter__(self) -> AsyncIterator[pb.GenerateResponse]:
+        """Frames until the end, of which `request` then tells. Raises what it was failed with."""
+        ended = False
+        while not ended:
             await self._news.wait()
             self._news.clear()
             if self._failure is not None:
                 raise self._failure
+            ended = self.request is not None
             yield self._take()
 
-    @property
-    def ended(self) -> Sequence | None:
-        """The sequence, once it has ended."""
-        return self._last.ended if self._last is not None else None
+    def _take(self) -> pb.GenerateResponse:
+        pending, self._pending = self._pending, {}
+        return pb.GenerateResponse(
+            deltas=[waiting.to_proto(sample) for sample, waiting in sorted(pending.items())]
+        )
 
-    def _take(self) -> pb.SampleDelta:
-        delta = pb.SampleDelta(token_ids=pack_tokens(self._tokens), text="".join(self._text))
-        self._tokens, self._text = [], []
-        if self._last is not None and self._last.ended is not None:
-            reason = self._last.ended.finish_reason
-            assert reason is not None
-            delta.finish_reason = FINISH_REASONS[reason]
-            delta.stop_reason = self._last.stop_reason
-        return delta
+
+def logprobs_to_proto(entries: Sequence[TokenLogprobs]) -> list[pb.TokenLogprobs]:
+    return [
+        pb.TokenLogprobs(
+            logprob=entry.logprob,
+            rank=entry.rank,
+            top=[pb.TokenLogprob(token_id=token, logprob=value) for token, value in entry.top],
+        )
+        for entry in entries
+    ]

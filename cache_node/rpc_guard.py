@@ -2,6 +2,7 @@
 once.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
@@ -31,6 +32,10 @@ def guarded(handler: Handler) -> Handler:
             await abort(context, error)
         except grpc.aio.AbortError:
             raise
+        except grpc.aio.InternalError as error:
+            # The client left while something was on its way to it: as if that had been noticed
+            # first, which cancels the handler.
+            raise asyncio.CancelledError from error
         except Exception:
             number = uuid4().hex[:12]
             log.exception("rpc_failed", rpc=handler.__name__, error_id=number)

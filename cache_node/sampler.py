@@ -1,40 +1,35 @@
-"""Chooses one token per row from its logits.
+"""Chooses the token that follows a row, from its logits on the host.
 
-The order is vLLM's: banned tokens, temperature, min-p, top-k, top-p, each on the distribution that
-the one before left. What is kept is decided by a threshold on the logit, so that tied tokens stay
-or go together and the choice does not depend on a sort. Then the token is the inverse of the
-cumulative distribution, in token-id order, at a number that depends on (seed, sample index,
-position) alone.
+The order is vLLM's: banned tokens, logit bias, penalties, temperature, min-p, top-k, top-p, each on
+what the one before left. Then the token is the inverse of the cumulative distribution, in token-id
+order, at a number that depends on (seed, sample index, position) alone. Rows are chosen one by one,
+so that a choice cannot depend on the rest of the batch.
 """
 
-import math
 import struct
-from collections.abc import Sequence
 from hashlib import blake2b
 
-import torch
+import numpy as np
 
-from cache_node.sampling import SampleSpec
+from cache_node.filters import kept
+from cache_node.logprobs import FloatArray, token_logprobs
+from cache_node.penalties import adjusted
+from cache_node.sampling import Choice, SampleSpec
 
-ROWS_AT_ONCE = 4
-"""Keeps the float64 copies of a large vocabulary's logits inside the processor's cache."""
-
-BINS, BINS_PER_NAT = 4096, 64
+SPAN = 256
+"""Tokens whose weights are summed before the one among them is looked for."""
 
 
-def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
-    """Token ids for `logits` [rows, vocab], float32, one spec a row. Changes `logits`."""
-    for row, spec in enumerate(specs):
-        if spec.banned:
-            logits[row, list(spec.banned)] = -torch.inf
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
-    drawn = [row for row, spec in enumerate(specs) if not spec.params.greedy]
-    for start in range(0, len(drawn), ROWS_AT_ONCE):
-        rows = drawn[start : start + ROWS_AT_ONCE]
-        choices = _draw(logits[rows], [specs[row] for row in rows])
-        for row, token in zip(rows, choices, strict=True):
-            tokens[row] = token
-    return tokens
+# 32 rows of 49,152 tokens on one thread take 0.3 ms greedy, 4 ms at a temperature or with top-k 50,
+# 11 ms with top-p alone: 0.11, 0.27, 0.11 and 0.33 of what batched torch took. Penalties add 0.03
+# to 0.08 ms a row.
+def choose(logits: FloatArray, spec: SampleSpec) -> Choice:
+    """The choice of `spec` from `logits` [vocab_size], float32, which stay as they are."""
+    scores = adjusted(logits, spec)
+    token = int(scores.argmax()) if spec.params.greedy else _draw(scores, spec)
+    if not spec.params.scored:
+        return Choice(token)
+    return Choice(token, token_logprobs(logits, token, spec.params.logprobs or 0))
 
 
 def uniform(seed: int, sample_index: int, position: int) -> float:
@@ -49,55 +44,23 @@ def uniform(seed: int, sample_index: int, position: int) -> float:
     return float(int.from_bytes(digest, "little") >> 12) / 2.0**52
 
 
-def _draw(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
-    scaled = _temper(logits, specs)
-    weights = scaled.exp()
-    weights[scaled < _thresholds(scaled, weights, specs)] = 0.0
-    cumulative = weights.cumsum(dim=-1)
-    numbers = [uniform(s.params.seed, s.sample_index, s.position) for s in specs]
-    targets = cumulative[:, -1:] * torch.tensor(numbers, dtype=torch.float64)[:, None]
-    choices: list[int] = torch.searchsorted(cumulative, targets, right=True).flatten().tolist()
-    return choices
+def _draw(scores: FloatArray, spec: SampleSpec) -> int:
+    tokens, weights = kept(scores, spec.params)
+    number = uniform(spec.params.seed, spec.sample_index, spec.position)
+    index = _inverse(weights, number)
+    return index if tokens is None else int(tokens[index])
 
 
-def _temper(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
-    """Logits over temperature as float64, shifted so that the largest is 0 at any temperature."""
-    temperatures = torch.tensor([s.params.temperature for s in specs], dtype=torch.float64)
-    scaled = logits.double()
-    scaled -= scaled.amax(dim=-1, keepdim=True)
-    return scaled.div_(temperatures[:, None])
+def _inverse(weights: FloatArray, number: float) -> int:
+    """The first index at which the sum of the weights exceeds `number` of their total.
 
-
-def _thresholds(
-    scaled: torch.Tensor, weights: torch.Tensor, specs: Sequence[SampleSpec]
-) -> torch.Tensor:
-    """The lowest scaled logit that stays in each row: [rows, 1]."""
-    kept = [_threshold(scaled[row], weights[row], spec) for row, spec in enumerate(specs)]
-    return torch.tensor(kept, dtype=torch.float64)[:, None]
-
-
-def _threshold(scaled: torch.Tensor, weights: torch.Tensor, spec: SampleSpec) -> float:
-    params = spec.params
-    lowest = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
-    if 0 < params.top_k < len(scaled):
-        lowest = max(lowest, float(scaled.topk(params.top_k).values[-1]))
-    if params.top_p < 1.0:
-        left = weights.where(scaled >= lowest, 0.0)
-        lowest = max(lowest, _nucleus(scaled, left, params.top_p))
-    return lowest
-
-
-def _nucleus(scaled: torch.Tensor, weights: torch.Tensor, top_p: float) -> float:
-    """The logit of the token with which the most probable ones first reach `top_p` of all weight.
-
-    Adds up bins of logits and sorts only the bin in which that happens: sorting the vocabulary
-    would take longer than a row of the model.
+    Sums spans first: a running sum over a whole vocabulary takes longer than its exponentials.
     """
-    bins = scaled.mul(-BINS_PER_NAT).clamp_(max=BINS - 1).long()
-    reached = torch.bincount(bins, weights, BINS).cumsum(dim=0)
-    wanted = top_p * reached[-1]
-    edge = int(torch.searchsorted(reached, wanted))
-    inside = scaled[bins == edge].sort(descending=True).values
-    before = reached[edge - 1] if edge > 0 else 0.0
-    index = int(torch.searchsorted(before + inside.exp().cumsum(dim=0), wanted))
-    return float(inside[min(index, len(inside) - 1)])
+    spans = np.add.reduceat(weights, np.arange(0, len(weights), SPAN), dtype=np.float64).cumsum()
+    target = number * spans[-1]
+    span = int(spans.searchsorted(target, side="right"))
+    before = spans[span - 1] if span else 0.0
+    sums = weights[span * SPAN : (span + 1) * SPAN].cumsum(dtype=np.float64)
+    # Rounding may put the target behind the span; a token of weight 0 must not be the one then.
+    last = int(sums.searchsorted(sums[-1]))
+    return span * SPAN + min(int(sums.searchsorted(target - before, side="right")), last)

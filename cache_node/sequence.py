@@ -1,16 +1,17 @@
-"""One sample of one request, from arrival to its last token."""
+"""One request and its samples, from arrival to the last token."""
 
-from collections.abc import Sequence as Tokens
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from cache_node.key_chain import KeyChain
-from cache_node.sampling import SampleSpec, SamplingParams
+from cache_node.sampling import Choice, SampleSpec, SamplingParams, TokenLogprobs
 from cache_node.step_plan import BlockId
 
 
 class State(Enum):
     WAITING = auto()
+    LOADING = auto()  # holds its blocks; some are on their way from the CPU pool
     RUNNING = auto()
     PREEMPTED = auto()  # waiting again, its blocks given back
     FINISHED = auto()
@@ -23,32 +24,78 @@ class FinishReason(Enum):
 
 
 @dataclass(slots=True, eq=False)
+class Request:
+    """What all samples of a request share. Times are seconds of the injected clock."""
+
+    id: str
+    prompt: Seq[int]
+    params: SamplingParams
+    eos_token_ids: frozenset[int]
+    keys: KeyChain
+    arrival: float
+    priority: int = 0  # larger runs first
+    use_cache: bool = True
+    sequences: "list[Sequence]" = field(default_factory=list)  # one until the prompt is computed
+    unfinished: int = 1  # samples, those not made yet among them
+    cached_tokens: int = 0  # of the prompt, found in the KV pool at the first admission
+    loaded_tokens: int = 0  # of the prompt, loaded from the CPU pool
+    preemptions: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+    def __post_init__(self) -> None:
+        self.unfinished = self.samples
+        self.sequences.append(Sequence(self, list(self.prompt), self.keys))
+
+    @property
+    def samples(self) -> int:
+        """How many are made."""
+        return self.params.best_of if self.params.max_tokens else 1
+
+    @property
+    def live(self) -> "list[Sequence]":
+        """The samples that have been made and have not ended."""
+        return [seq for seq in self.sequences if seq.state is not State.FINISHED]
+
+    @property
+    def leader(self) -> "Sequence":
+        """The sample that computes the prompt."""
+        return self.sequences[0]
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
-    """A sequence owns one reference on each block of its table, and gives them back when it leaves
-    RUNNING.
+    """One sample. It owns one reference on each block of its table, and on each block of `swapped`,
+    and gives them back when it stops running.
 
     `tokens` is prompt and output; the KV of the first `num_computed` of them is in the blocks.
     """
 
-    request_id: str
+    request: Request
     tokens: list[int]
-    prompt_tokens: int
-    params: SamplingParams
-    eos_token_ids: frozenset[int]
     keys: KeyChain
-    arrival: float  # seconds of the injected clock
-    priority: int = 0
-    use_cache: bool = True
+    sample_index: int = 0
     state: State = State.WAITING
     block_table: list[BlockId] = field(default_factory=list)
     num_computed: int = 0
     num_published: int = 0  # blocks
-    cached_tokens: int = 0  # of the prompt, at the first admission
-    preemptions: int = 0
-    first_scheduled: float | None = None
-    first_token: float | None = None
-    finished: float | None = None
+    swapped: list[BlockId] = field(default_factory=list)  # of the CPU pool, while preempted
+    swapped_tokens: int = 0  # whose KV is in them
+    failed_loads: int = 0
+    waits_since: float | None = None  # for another to compute its prefix
+    overtaken: int = 0  # by later ones while it did not fit
+    score: float = 0.0  # sum of the output's log-probabilities, when they are made
     finish_reason: FinishReason | None = None
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.prompt)
 
     @property
     def uncomputed(self) -> int:
@@ -59,25 +106,65 @@ class Sequence:
         return max(0, self.prompt_tokens - self.num_computed)
 
     @property
-    def output(self) -> Tokens[int]:
+    def output(self) -> Seq[int]:
         return self.tokens[self.prompt_tokens :]
 
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.prompt_tokens
 
-    def spec(self) -> SampleSpec:
-        """How to choose the token behind the last one."""
-        early = self.num_output < self.params.min_tokens
-        banned = (*self.eos_token_ids, *self.params.stop_token_ids) if early else ()
-        return SampleSpec(self.params, position=len(self.tokens), banned=banned)
+    @property
+    def max_len(self) -> int:
+        """Tokens of prompt and output when the sample ends at the latest."""
+        return self.prompt_tokens + self.params.max_tokens
 
-    def append(self, token: int) -> FinishReason | None:
-        """Adds a chosen token; returns why the sequence ends with it, if it does."""
-        self.tokens.append(token)
-        if token in self.params.stop_token_ids or self._is_end(token):
+    @property
+    def unmade_samples(self) -> int:
+        """Samples that will be forked from this one when its prompt is computed, itself included;
+        0 once that has happened.
+        """
+        forked = self.num_output > 0 or self.sample_index > 0
+        return 0 if forked else self.request.samples
+
+    def specs(self) -> list[SampleSpec]:
+        """How to choose what follows the last token: once, or once a sample that is to be made."""
+        if self.params.max_tokens == 0:
+            return []
+        indices = range(self.unmade_samples) if self.unmade_samples else [self.sample_index]
+        return [self._spec(index) for index in indices]
+
+    def fork(self, sample_index: int, block_table: list[BlockId]) -> "Sequence":
+        """Another sample of the computed prompt, with its own references on the same blocks."""
+        sample = Sequence(
+            self.request,
+            list(self.request.prompt),
+            self.keys.fork(),
+            sample_index,
+            State.RUNNING,
+            block_table,
+            self.num_computed,
+            self.num_published,
+        )
+        self.request.sequences.append(sample)
+        return sample
+
+    def append(self, choice: Choice) -> FinishReason | None:
+        """Adds a chosen token; returns why the sample ends with it, if it does."""
+        self.tokens.append(choice.token)
+        if choice.logprobs is not None:
+            self.score += choice.logprobs.logprob
+        if choice.token in self.params.stop_token_ids or self._is_end(choice.token):
             return FinishReason.STOP
         return FinishReason.LENGTH if self.num_output >= self.params.max_tokens else None
 
+    def _spec(self, sample_index: int) -> SampleSpec:
+        early = self.num_output < self.params.min_tokens
+        ends = (*self.request.eos_token_ids, *self.params.stop_token_ids) if early else ()
+        if not self.params.penalised:
+            return SampleSpec(self.params, len(self.tokens), sample_index, ends)
+        return SampleSpec(
+            self.params, len(self.tokens), sample_index, ends, self.request.prompt, self.output
+        )
+
     def _is_end(self, token: int) -> bool:
-        return token in self.eos_token_ids and not self.params.ignore_eos
+        return token in self.request.eos_token_ids and not self.params.ignore_eos

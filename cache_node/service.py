@@ -1,6 +1,7 @@
 """The CacheNode gRPC service, over the engine."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
 
 import structlog
@@ -8,16 +9,19 @@ import structlog
 from cache_node.admission import Admission
 from cache_node.config import NodeConfig
 from cache_node.engine import Engine
-from cache_node.output_stream import OutputStream
+from cache_node.output_stream import OutputStream, logprobs_to_proto
 from cache_node.output_text import OutputText
 from cache_node.rpc_guard import Context, guarded
-from cache_node.sequence import Sequence
+from cache_node.sequence import FinishReason, Request
 from cache_node.state_feed import StateFeed
-from cache_node.step_output import Delta, StepOutput
+from cache_node.step_output import Delta, Ended, StepOutput
+from cache_node.summary import summary
 from kvmesh.errors import Code, RequestError, exhausted, invalid, unavailable
 from kvmesh.tokenizer import Tokenizer
 from kvmesh.v1 import cache_node_pb2 as pb
 from kvmesh.v1 import cache_node_pb2_grpc, generate_pb2
+from kvmesh.validation import check_priority
+from prefix_index.keys import KEY_BYTES
 
 log = structlog.get_logger()
 
@@ -56,48 +60,50 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
     def deliver(self, output: StepOutput) -> None:
         """Takes one step's outcome to streams and watchers."""
         for delta in output.deltas:
-            stream = self._streams.get(delta.request_id)
-            if stream is not None:
+            if (stream := self._streams.get(delta.request_id)) is not None:
                 stream.push(delta)
+        for ended in output.ended:
+            if (stream := self._streams.get(ended.request.id)) is not None:
+                stream.end(ended)
         self._state.update(output)
 
     # The streaming handlers write instead of yielding: a generator that is cancelled at a `yield`
     # runs its `finally` only when it is collected, and its request would go on until then.
     @guarded
     async def Generate(  # type: ignore[override]
-        self, request: pb.NodeGenerateRequest, context: Context
+        self, message: pb.NodeGenerateRequest, context: Context
     ) -> None:
-        key = f"{request.request_id}/{request.attempt}"
+        key = f"{message.request_id}/{message.attempt}"
         self._check_open(key)
-        sequence = self._admission.sequence(key, request)
-        skip = (
-            not request.sampling.HasField("skip_special_tokens")
-            or request.sampling.skip_special_tokens
-        )
-        text = OutputText(self._tokenizer, sequence.params.stop, skip)
+        request = self._admission.request(key, message)
         stream = self._streams[key] = OutputStream()
         self._idle.clear()
         try:
-            self._engine.submit(sequence, text, request.router_id, request.dispatch_sequence)
+            make_text = self._text_maker(message.sampling, request)
+            router, dispatch = message.router_id, message.dispatch_sequence
+            self._engine.submit(request, make_text, router, dispatch)
             await context.send_initial_metadata(
                 (("kvmesh-admitted", "1"), ("kvmesh-node", self._info.name))
             )
             await self._send(stream, context)
         finally:
-            if stream.ended is None:
+            if stream.request is None:
                 self._engine.abort(key)
             del self._streams[key]
             if not self._streams:
                 self._idle.set()
-            self._log(request, sequence)
+            self._log(message, request)
 
     @guarded
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         keys = [key for key in self._streams if key.rpartition("/")[0] == request.request_id]
         for key in keys:
-            sequence = await asyncio.wrap_future(self._engine.abort(key))
-            if sequence is not None and key in self._streams:
-                self._streams[key].push(Delta(key, ended=sequence))
+            aborted = await asyncio.wrap_future(self._engine.abort(key))
+            if aborted is not None and (stream := self._streams.get(key)) is not None:
+                for sample in aborted.sequences:
+                    if sample.finish_reason is FinishReason.ABORT:
+                        stream.push(_aborted(key, sample.sample_index))
+                stream.end(Ended(aborted))
         return pb.AbortResponse(found=bool(keys))
 
     @guarded
@@ -126,6 +132,22 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
         async with aclosing(states):
             async for state in states:
                 await context.write(state)
+
+    @guarded
+    async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:
+        if not request.pin_id:
+            raise invalid("pin_id", "must not be empty, name the pin")
+        if request.release:
+            await asyncio.wrap_future(self._engine.unpin(request.pin_id))
+            return pb.PinResponse()
+        check_priority(request.priority)
+        for place, key in enumerate(request.keys):
+            if len(key) != KEY_BYTES:
+                problem = f"must be {KEY_BYTES} bytes each, the one at {place} has {len(key)}"
+                raise invalid("keys", problem)
+        ttl = request.ttl.ToMicroseconds() / 1e6 if request.HasField("ttl") else None
+        pinned = self._engine.pin(request.pin_id, list(request.keys), request.priority, ttl)
+        return pb.PinResponse(blocks=await asyncio.wrap_future(pinned))
 
     @guarded
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
@@ -180,48 +202,37 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
             message = f"node {self._info.name} is full: {len(self._streams)} requests run or wait"
             raise exhausted(message, FULL_RETRY_AFTER)
 
+    def _text_maker(
+        self, sampling: generate_pb2.SamplingParams, request: Request
+    ) -> Callable[[], OutputText]:
+        skip = not sampling.HasField("skip_special_tokens") or sampling.skip_special_tokens
+        params = request.params
+        return lambda: OutputText(self._tokenizer, params.stop, skip, params.min_tokens)
+
     async def _send(self, stream: OutputStream, context: Context) -> None:
-        async for delta in stream:
-            frame = generate_pb2.GenerateResponse(deltas=[delta])
-            if stream.ended is not None:
-                frame.summary.CopyFrom(self._summary(stream.ended))
+        async for frame in stream:
+            if stream.request is not None:
+                frame.prompt_logprobs.extend(logprobs_to_proto(stream.request.prompt_logprobs))
+                frame.summary.CopyFrom(summary(stream.request, self._info))
                 usage = frame.summary.SerializeToString()
                 context.set_trailing_metadata((("kvmesh-usage-bin", usage),))
             await context.write(frame)
 
-    def _summary(self, sequence: Sequence) -> generate_pb2.Summary:
-        assert sequence.finished is not None
-        first_scheduled = sequence.first_scheduled or sequence.finished
-        first_token = sequence.first_token or sequence.finished
-        return generate_pb2.Summary(
-            node=self._info.name,
-            epoch=self._info.epoch,
-            usage=generate_pb2.Usage(
-                prompt_tokens=sequence.prompt_tokens,
-                completion_tokens=sequence.num_output,
-                cached=generate_pb2.CachedTokens(gpu=sequence.cached_tokens),
-            ),
-            queue_us=_us(first_scheduled - sequence.arrival),
-            prefill_us=_us(first_token - first_scheduled),
-            total_us=_us(sequence.finished - sequence.arrival),
-            preemptions=sequence.preemptions,
-        )
-
-    def _log(self, request: pb.NodeGenerateRequest, sequence: Sequence) -> None:
+    def _log(self, message: pb.NodeGenerateRequest, request: Request) -> None:
         if self._log_requests:
+            reasons = [seq.finish_reason for seq in request.sequences]
             log.info(
                 "request",
-                request_id=request.request_id,
-                attempt=request.attempt,
-                prompt_tokens=sequence.prompt_tokens,
-                output_tokens=sequence.num_output,
-                cached_tokens=sequence.cached_tokens,
-                preemptions=sequence.preemptions,
-                finish=sequence.finish_reason.name.lower()
-                if sequence.finish_reason
-                else "cancelled",
+                request_id=message.request_id,
+                attempt=message.attempt,
+                prompt_tokens=len(request.prompt),
+                output_tokens=sum(seq.num_output for seq in request.sequences),
+                cached_tokens=request.cached_tokens,
+                loaded_tokens=request.loaded_tokens,
+                preemptions=request.preemptions,
+                finish=[reason.name.lower() if reason else "cancelled" for reason in reasons],
             )
 
 
-def _us(seconds: float) -> int:
-    return int(seconds * 1e6)
+def _aborted(key: str, sample: int) -> Delta:
+    return Delta(request_id=key, sample=sample, finish_reason=FinishReason.ABORT)

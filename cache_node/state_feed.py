@@ -67,8 +67,8 @@ class StateFeed:
             prefill_tokens_per_second=load.prefill_tokens_per_second,
             decode_tokens_per_second=load.decode_tokens_per_second,
             last_dispatch_sequence=load.last_dispatch.get(router, 0),
-            steps_without_progress=load.steps_without_progress,
-            preemptions=load.preemptions,
+            steps_without_progress=load.counters.steps_without_progress,
+            preemptions=load.counters.preemptions,
         )
 
 

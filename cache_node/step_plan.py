@@ -5,10 +5,10 @@ ids.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from cache_node.sampling import SampleSpec
+from cache_node.sampling import Choice, SampleSpec, TokenLogprobs
 
 BlockId = int
 
@@ -18,7 +18,7 @@ NULL_BLOCK: BlockId = 0
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy one whole block inside the pool, before the step's rows run."""
+    """Copy one whole block. The list that the copy is in says which pools the two ids name."""
 
     source: BlockId
     destination: BlockId
@@ -35,7 +35,13 @@ class Row:
     token_ids: Sequence[int]
     start: int
     block_table: Sequence[BlockId]
-    sample: SampleSpec | None  # None: the chunk ends before the prompt does, and no token is chosen
+    # One token is chosen for each; none when the chunk ends before the prompt does, several when a
+    # prompt with n > 1 is complete.
+    samples: Sequence[SampleSpec] = ()
+    # Tokens of the prompt whose log-probabilities are asked for: `targets[i]` follows
+    # `token_ids[i]`, and `prompt_logprobs` of the most probable ones are reported with each.
+    targets: Sequence[int] = ()
+    prompt_logprobs: int = 0
 
     @property
     def end(self) -> int:
@@ -44,20 +50,34 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
+    """Runs in this order: `offloads`, `copies`, then all rows as one batch.
+
+    `offloads` copy from the KV pool to the CPU pool, before anything overwrites their sources.
+    `copies` stay inside the KV pool; no destination of a copy is a source in the same plan.
+    """
+
     rows: Sequence[Row]
-    copies: Sequence[BlockCopy] = field(default=())
+    copies: Sequence[BlockCopy] = ()
+    offloads: Sequence[BlockCopy] = ()
 
     @property
     def num_tokens(self) -> int:
         return sum(len(row.token_ids) for row in self.rows)
 
 
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What a row gave: a choice for each of its `samples`, log-probabilities for its `targets`."""
+
+    choices: Sequence[Choice] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
+
+
 class Executor(Protocol):
     """Runs plans against the KV pool that it owns. One call at a time, from the engine's thread.
 
-    `run` returns one entry a row, in the plan's order: the chosen token id, or None where nothing
-    was to be chosen. When it returns, the KV of every row has been written. It raises only when the
-    device itself failed.
+    `run` returns one result a row, in the plan's order. When it returns, the KV of every row has
+    been written and every offload can be read back. It raises only when the device itself failed.
     """
 
-    def run(self, plan: StepPlan) -> list[int | None]: ...
+    def run(self, plan: StepPlan) -> Sequence[RowResult]: ...

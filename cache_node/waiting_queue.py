@@ -2,7 +2,7 @@
 
 from bisect import insort
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, islice
 
 from cache_node.sequence import Sequence, State
 
@@ -10,7 +10,7 @@ _Entry = tuple[int, bool, float, int, Sequence]
 
 
 class WaitingQueue:
-    """An ordered list: the first is admitted next, and nobody before it."""
+    """An ordered list, the first to be admitted next. Pushed in the state it waits in."""
 
     def __init__(self) -> None:
         self._entries: list[_Entry] = []
@@ -24,23 +24,19 @@ class WaitingQueue:
         return (entry[-1] for entry in self._entries)
 
     def push(self, sequence: Sequence) -> None:
+        request = sequence.request
         fresh = sequence.state is not State.PREEMPTED
         insort(
             self._entries,
-            (-sequence.priority, fresh, sequence.arrival, next(self._ticket), sequence),
+            (-request.priority, fresh, request.arrival, next(self._ticket), sequence),
         )
         self.uncomputed_prompt += sequence.uncomputed_prompt
 
-    def first(self) -> Sequence | None:
-        return self._entries[0][-1] if self._entries else None
-
-    def pop_first(self) -> Sequence:
-        sequence = self._entries.pop(0)[-1]
-        self.uncomputed_prompt -= sequence.uncomputed_prompt
-        return sequence
+    def first(self, count: int) -> list[Sequence]:
+        return [entry[-1] for entry in islice(self._entries, count)]
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes `sequence` out wherever it stands. It must be here. O(length)."""
+        """Takes `sequence` out wherever it stands. It must be here. O(its place)."""
         place = next(i for i, entry in enumerate(self._entries) if entry[-1] is sequence)
         del self._entries[place]
         self.uncomputed_prompt -= sequence.uncomputed_prompt

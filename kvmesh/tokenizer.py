@@ -71,8 +71,15 @@ class Tokenizer:
         return tuple(ids) if isinstance(ids, list) else (int(ids),)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Pass add_special_tokens=False for rendered chat templates, which contain theirs."""
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        """Pass add_special_tokens=False for rendered chat templates, which contain theirs.
+
+        Other threads run meanwhile: the library holds the interpreter's lock for a single text, not
+        for a batch.
+        """
+        (encoding,) = self._tokenizer.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
+        return encoding.ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)

@@ -8,6 +8,7 @@ from kvmesh.errors import invalid, unimplemented
 from kvmesh.v1 import generate_pb2 as pb
 
 MAX_STOP_STRINGS, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS = 16, 256, 256
+MAX_SAMPLES, MAX_BIASES, MAX_LOGPROBS = 128, 1024, 20
 PRIORITIES = range(-100, 101)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -19,15 +20,6 @@ _RANGES = (
     ("repetition_penalty", 0.0, 10.0, True),
     ("presence_penalty", -2.0, 2.0, False),
     ("frequency_penalty", -2.0, 2.0, False),
-)
-
-# (field, the only value served today)
-_ONLY = (
-    ("n", 1),
-    ("best_of", 1),
-    ("repetition_penalty", 1.0),
-    ("presence_penalty", 0.0),
-    ("frequency_penalty", 0.0),
 )
 
 
@@ -42,16 +34,17 @@ def check_number(
         raise invalid(field, f"must be a finite number, is {value}")
     if value < least or value > greatest or (open_below and value == least):
         bracket = "(" if open_below else "["
-        raise invalid(field, f"must be in {bracket}{least:g}, {greatest:g}], is {value:g}")
+        # Six digits would show one that is just outside as the bound itself.
+        shown = f"{value:g}" if abs(value) > 2 * greatest else f"{value:.9g}"
+        raise invalid(field, f"must be in {bracket}{least:g}, {greatest:g}], is {shown}")
 
 
 def check_sampling(params: pb.SamplingParams, vocab_size: int) -> None:
-    """Raises INVALID_ARGUMENT or UNIMPLEMENTED for the first field that is wrong or not served."""
+    """Raises INVALID_ARGUMENT for the first field that is wrong."""
     for field, least, greatest, open_below in _RANGES:
         if params.HasField(field):  # type: ignore[arg-type]  # the stub wants a literal
             check_number(field, getattr(params, field), least, greatest, open_below=open_below)
-    if params.HasField("n") and not 1 <= params.n <= 128:
-        raise invalid("n", f"must be in [1, 128], is {params.n}")
+    _check_samples(params)
     if (
         params.HasField("min_tokens")
         and params.HasField("max_tokens")
@@ -62,7 +55,32 @@ def check_sampling(params: pb.SamplingParams, vocab_size: int) -> None:
             f"must be at most max_tokens ({params.max_tokens}), is {params.min_tokens}",
         )
     _check_stops(params, vocab_size)
-    _check_served(params)
+    _check_bias(params, vocab_size)
+    for field in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(params, field)
+        if wanted > MAX_LOGPROBS:
+            raise invalid(field, f"must be in [0, {MAX_LOGPROBS}], is {wanted}")
+
+
+def _check_samples(params: pb.SamplingParams) -> None:
+    n = params.n if params.HasField("n") else 1
+    if not 1 <= n <= MAX_SAMPLES:
+        raise invalid("n", f"must be in [1, {MAX_SAMPLES}], is {n}")
+    if params.HasField("best_of") and not n <= params.best_of <= MAX_SAMPLES:
+        raise invalid("best_of", f"must be in [{n}, {MAX_SAMPLES}], from n on, is {params.best_of}")
+
+
+def _check_bias(params: pb.SamplingParams, vocab_size: int) -> None:
+    if len(params.logit_bias) > MAX_BIASES:
+        raise invalid(
+            "logit_bias", f"must have at most {MAX_BIASES} entries, has {len(params.logit_bias)}"
+        )
+    for token, bias in params.logit_bias.items():
+        if token >= vocab_size:
+            raise invalid(
+                "logit_bias", f"token ids must be in [0, {vocab_size - 1}], one is {token}"
+            )
+        check_number(f"logit_bias[{token}]", bias, -100.0, 100.0)
 
 
 def _check_stops(params: pb.SamplingParams, vocab_size: int) -> None:
@@ -82,17 +100,6 @@ def _check_stops(params: pb.SamplingParams, vocab_size: int) -> None:
             f"must have at most {MAX_STOP_TOKENS} ids, has {len(params.stop_token_ids)}",
         )
     check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
-
-
-def _check_served(params: pb.SamplingParams) -> None:
-    for field, value in _ONLY:
-        if params.HasField(field) and getattr(params, field) != value:  # type: ignore[arg-type]
-            raise unimplemented(field, f"only {value} is served by this version")
-    for field in ("logprobs", "prompt_logprobs"):
-        if params.HasField(field):  # type: ignore[arg-type]
-            raise unimplemented(field, "not served by this version, leave it out")
-    if params.logit_bias:
-        raise unimplemented("logit_bias", "not served by this version, leave it out")
 
 
 def check_token_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
@@ -126,6 +133,13 @@ def check_priority(priority: int) -> None:
         raise invalid("priority", f"must be in [{PRIORITIES[0]}, {PRIORITIES[-1]}], is {priority}")
 
 
+def check_cache_mode(mode: int) -> None:
+    """A mode of a later version may ask for less trace in the cache than the default leaves."""
+    if mode not in pb.CacheMode.values():
+        names = ", ".join(pb.CacheMode.keys())
+        raise invalid("cache", f"must be one of {names}, is {mode}")
+
+
 def check_unserved(request: pb.GenerateRequest) -> None:
     if request.adapter:
         raise unimplemented("adapter", "no adapters are served by this version, leave it empty")
@@ -134,16 +148,12 @@ def check_unserved(request: pb.GenerateRequest) -> None:
 def resolve_max_tokens(params: pb.SamplingParams, prompt_tokens: int, max_model_len: int) -> int:
     """max_tokens as the node needs it: what was asked for, or all that the context leaves.
 
-    Raises INVALID_ARGUMENT when prompt and output together exceed the context, or max_tokens
-    is 0 (not served yet).
+    0 computes the prompt and nothing else. Raises INVALID_ARGUMENT when prompt and output together
+    exceed the context.
     """
     room = max_model_len - prompt_tokens
     if not params.HasField("max_tokens"):
         return room
-    if params.max_tokens == 0:
-        raise unimplemented(
-            "max_tokens", "0 (prompt only) is not served by this version, send at least 1"
-        )
     if params.max_tokens > room:
         raise invalid(
             "max_tokens",

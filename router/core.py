@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from kvmesh.errors import invalid, unavailable
 from kvmesh.v1 import generate_pb2 as pb
 from kvmesh.v1 import inference_pb2
-from kvmesh.validation import check_priority, check_request_id, check_sampling, check_unserved
+from kvmesh.validation import (
+    check_cache_mode,
+    check_priority,
+    check_request_id,
+    check_sampling,
+    check_unserved,
+)
 from router.admission import Admission, fit_max_tokens
 from router.answer import Answer
 from router.dispatch import Dispatcher, Job
@@ -124,6 +130,7 @@ class RouterCore:
         model = self.model(request.model)
         check_request_id(request.request_id)
         check_priority(request.priority)
+        check_cache_mode(request.cache)
         check_unserved(request)
         check_sampling(request.sampling, model.vocab_size)
         prompt = await self._reader.read(request, model)

@@ -24,6 +24,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.request = Request(scope, receive)
+        self.names: dict[str, str] = {}  # of fields, in the client's words
         self._scope, self._receive, self._send = scope, receive, send
         self._start = time.monotonic()
         self._streaming = False
@@ -81,7 +82,7 @@ class Exchange:
         """A stream ends without finish reason and [DONE]: it does not pretend to be complete."""
         if self._complete:
             return
-        error = in_openais_words(error)
+        error = in_openais_words(error, self.names)
         if self._streaming:
             await self.end(event(error_body(error)))
             return

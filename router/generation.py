@@ -1,19 +1,25 @@
 """OpenAI's two generating endpoints, as ASGI applications."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from starlette.types import Receive, Scope, Send
 
+from kvmesh.v1 import generate_pb2 as pb
 from router.answer import Answer
 from router.core import Caller, RouterCore
 from router.exchange import Exchange
 from router.failures import as_request_error
 from router.http_io import parse_body, read_body
+from router.metadata import trace
 from router.openai_answers import DONE, AnswerForm, Transcript, event
 from router.openai_requests import ChatBody, CompletionBody
 
-# A browser's or a proxy's headers are not for the node; the trace that a request belongs to is.
-_TO_NODE = ("traceparent", "tracestate")
+SMALL = 64 << 10
+"""Bytes of a body that are read on the event loop: a thread's round trip costs more."""
+
+
+Body = CompletionBody | ChatBody
 
 
 class GenerationEndpoint:
@@ -32,16 +38,18 @@ class GenerationEndpoint:
         exchange = Exchange(scope, receive, send)
         try:
             with self._core.arrival(self._name):
-                body = parse_body(await read_body(exchange.request, self._max_bytes), self._kind)
-                await exchange.while_there(self._answer(body, exchange))
+                raw = await read_body(exchange.request, self._max_bytes)
+                await exchange.while_there(self._answer(raw, exchange))
         except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
             await exchange.fail(as_request_error(error))
 
-    async def _answer(self, body: CompletionBody | ChatBody, exchange: Exchange) -> None:
-        headers = exchange.request.headers
-        request = body.to_request(headers.get("x-request-id", ""))
-        metadata = [(name, headers[name]) for name in _TO_NODE if name in headers]
-        async with self._core.generate(request, Caller(self._name, metadata)) as answer:
+    async def _answer(self, raw: bytes, exchange: Exchange) -> None:
+        if len(raw) <= SMALL:
+            body, request = self._parsed(raw, exchange)
+        else:
+            body, request = await asyncio.to_thread(self._parsed, raw, exchange)
+        caller = Caller(self._name, trace(exchange.request.headers))
+        async with self._core.generate(request, caller) as answer:
             ttft_us = exchange.elapsed_us()
             model = self._core.fleet.model.name
             form = AnswerForm(chat=self._chat, model=model, request_id=answer.report.request_id)
@@ -50,6 +58,11 @@ class GenerationEndpoint:
                 await self._stream(answer, form, ttft_us, body.wants_usage, exchange)
             else:
                 await self._whole(answer, form, ttft_us, exchange)
+
+    def _parsed(self, raw: bytes, exchange: Exchange) -> tuple[Body, pb.GenerateRequest]:
+        body = parse_body(raw, self._kind)
+        exchange.names = body.names
+        return body, body.to_request(exchange.request.headers.get("x-request-id", ""))
 
     async def _whole(
         self, answer: Answer, form: AnswerForm, ttft_us: int, exchange: Exchange

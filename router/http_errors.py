@@ -1,6 +1,7 @@
 """Failures as HTTP answers with OpenAI's error body."""
 
 import math
+from collections.abc import Mapping
 
 from starlette.responses import JSONResponse
 
@@ -16,9 +17,9 @@ _NAMES = {
 }
 
 
-def in_openais_words(error: RequestError) -> RequestError:
-    """The same error, about the field as the client knows it."""
-    name = _NAMES.get(error.field or "")
+def in_openais_words(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """The same error, about the field as the client knows it. `names`: its own for some of ours."""
+    name = {**_NAMES, **names}.get(error.field or "")
     if name is None:
         return error
     message = error.message.replace(f"{error.field}:", f"{name}:", 1)

@@ -1,7 +1,10 @@
 """Reads what a client sends, within bounds, and says what is wrong with it by field."""
 
 import asyncio
+import gc
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -66,7 +69,8 @@ def parse_body(body: bytes, kind: type[B]) -> B:
     that has them. NaN gets through the parser for the same reason.
     """
     try:
-        value = json.loads(body.decode("utf-8", "surrogateescape"))
+        with _without_collector():
+            value = json.loads(body.decode("utf-8", "surrogateescape"))
     except (ValueError, RecursionError) as error:
         raise invalid("body", f"is not valid JSON: {error}") from error
     if not isinstance(value, dict):
@@ -75,6 +79,18 @@ def parse_body(body: bytes, kind: type[B]) -> B:
         return kind.model_validate(value)
     except ValidationError as error:
         raise _first_problem(error) from None
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """A body of empty lists is a million objects, none of them in a cycle; Python's collector would
+    look at all of them again and again, which takes ten times as long as to read them.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _first_problem(error: ValidationError) -> RequestError:

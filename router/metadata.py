@@ -1,6 +1,6 @@
 """Which metadata crosses the router, in each direction."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from grpc import aio
 
@@ -32,14 +32,33 @@ _HOP = frozenset(
 _HOP_PREFIXES = (":", "grpc-", "proxy-")
 _OURS = "kvmesh-"
 
+# A browser's or a proxy's headers are not for the node; the trace that a request belongs to is.
+_TRACE = ("traceparent", "tracestate")
+_LONGEST_TRACE = 2048  # characters; more than the node's bound on all metadata leaves
+
 
 def to_node(client: Iterable[Pair]) -> aio.Metadata:
-    """A client's own metadata, without what belongs to the hop and without names that only kvmesh
-    may set.
+    """A client's own metadata, without what belongs to the hop, without names that only kvmesh may
+    set, and without values that gRPC would refuse to send, for which the call would fail.
     """
     return aio.Metadata(
-        *((name, value) for name, value in client if _travels(name) and not name.startswith(_OURS))
+        *(
+            (name, value)
+            for name, value in client
+            if _travels(name) and not name.startswith(_OURS) and _can_be_sent(value)
+        )
     )
+
+
+def trace(headers: Mapping[str, str]) -> list[Pair]:
+    """The trace that an HTTP request belongs to. One that breaks the rules of W3C's Trace Context
+    is ignored, as they say.
+    """
+    return [
+        (name, headers[name])
+        for name in _TRACE
+        if name in headers and len(headers[name]) <= _LONGEST_TRACE
+    ]
 
 
 def to_client(node: Iterable[Pair] | None) -> list[Pair]:
@@ -60,6 +79,10 @@ def find(pairs: Iterable[Pair] | None, name: str) -> str | bytes | None:
         if key == name:
             value = candidate
     return value
+
+
+def _can_be_sent(value: str | bytes) -> bool:
+    return isinstance(value, bytes) or (value.isascii() and value.isprintable())
 
 
 def _travels(name: str) -> bool:

@@ -7,11 +7,19 @@ are strict.
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+)
 
 from kvmesh.errors import invalid, unimplemented
 from kvmesh.packing import pack_tokens
 from kvmesh.v1 import generate_pb2 as pb
+from kvmesh.validation import MAX_BIASES, MAX_SAMPLES
 
 UINT32 = 2**32 - 1
 COMPLETION_MAX_TOKENS = 16
@@ -30,8 +38,23 @@ def _unicode(text: str) -> str:
     return text
 
 
+def _few(value: Any) -> Any:
+    """Asked before the entries are looked at."""
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise ValueError(f"must have at most {MAX_BIASES} entries, has {len(value)}")
+    return value
+
+
 Text = Annotated[str, AfterValidator(_unicode)]
 TokenId = Annotated[int, Field(ge=0, le=UINT32)]
+Biases = Annotated[dict[str, Number], BeforeValidator(_few)]
+
+# One wrong element is named, and a body of a few MB has a million: to describe them all takes a
+# minute, and two gigabytes.
+Texts = Annotated[list[Text], Field(fail_fast=True)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+Prompts = Annotated[list[TokenIds], Field(fail_fast=True, max_length=MAX_SAMPLES)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 # Same name and meaning in both; None leaves the default to the router.
 _PLAIN = (
@@ -47,6 +70,20 @@ _PLAIN = (
     "prompt_logprobs",
     "skip_special_tokens",
 )
+
+
+def _formatted(request: pb.GenerateRequest) -> pb.GenerateRequest:
+    """`request`, unless the answer over HTTP has no place for what it asks: UNIMPLEMENTED then."""
+    params = request.sampling
+    for field in ("n", "best_of"):
+        if getattr(params, field) > 1:
+            raise unimplemented(field, "only 1 is served over HTTP by this version")
+    for field in ("logprobs", "prompt_logprobs"):
+        if params.HasField(field):  # type: ignore[arg-type]  # the stub wants a literal
+            raise unimplemented(field, "not served over HTTP by this version, leave it out")
+    if params.HasField("max_tokens") and params.max_tokens == 0:
+        raise unimplemented("max_tokens", "0 is not served over HTTP by this version, send 1")
+    return request
 
 
 class StreamOptions(BaseModel):
@@ -67,8 +104,8 @@ class _Shared(BaseModel):
     top_k: Annotated[int, Field(ge=-1, le=UINT32)] | None = None
     min_p: Number | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Text | list[Text] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: Text | Texts | None = None
+    stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     skip_special_tokens: bool | None = None
@@ -79,8 +116,13 @@ class _Shared(BaseModel):
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     prompt_logprobs: Count | None = None
-    logit_bias: dict[str, Number] | None = None
+    logit_bias: Biases | None = None
     response_format: dict[str, Any] | None = None
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What fields of ours are called here, where the client had a choice."""
+        return {}
 
     @property
     def streams(self) -> bool:
@@ -120,7 +162,7 @@ class _Shared(BaseModel):
 class CompletionBody(_Shared):
     """POST /v1/completions."""
 
-    prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]] | None = None
+    prompt: Text | Texts | TokenIds | Prompts | None = None
     logprobs: Count | None = None
     echo: bool | None = None
     suffix: Text | None = None
@@ -139,7 +181,7 @@ class CompletionBody(_Shared):
             request.text = prompt
         else:
             request.token_ids = pack_tokens(prompt)
-        return request
+        return _formatted(request)
 
     def _single_prompt(self) -> str | list[int]:
         prompt = self.prompt
@@ -172,7 +214,7 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Text
-    content: Text | list[TextPart] | None = None
+    content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
 
     def to_message(self) -> pb.ChatMessage:
         extra = {key: value for key, value in (self.model_extra or {}).items() if value is not None}
@@ -191,14 +233,19 @@ class Message(BaseModel):
 class ChatBody(_Shared):
     """POST /v1/chat/completions."""
 
-    messages: list[Message]
+    messages: Annotated[list[Message], Field(fail_fast=True)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: Literal["none", "auto"] | Any = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def names(self) -> dict[str, str]:
+        newer = self.max_completion_tokens is not None
+        return {"max_tokens": "max_completion_tokens"} if newer else {}
 
     def to_request(self, request_id: str) -> pb.GenerateRequest:
         """Raises INVALID_ARGUMENT and UNIMPLEMENTED by field."""
@@ -213,7 +260,7 @@ class ChatBody(_Shared):
         if self.logprobs or self.top_logprobs:
             request.sampling.logprobs = self.top_logprobs or 0
         request.chat.CopyFrom(self._chat())
-        return request
+        return _formatted(request)
 
     def _chat(self) -> pb.Chat:
         return pb.Chat(

@@ -21,6 +21,9 @@ TOKEN_BYTES = 4
 SHORT = 16 << 10
 """Bytes of packed ids that are checked on the event loop: a thread's round trip costs more."""
 
+_TAKEN = ("messages", "tools", "add_generation_prompt", "self")
+"""Template variables that have a field of their own, or are Jinja's."""
+
 T = TypeVar("T")
 
 AnyPrompt = pb.GenerateRequest | inference_pb2.TokenizeRequest
@@ -127,14 +130,23 @@ def render(chat: pb.Chat, model: Model) -> str:
         raise invalid("messages", "must not be empty, send at least one message")
     messages = [_message(place, message) for place, message in enumerate(chat.messages)]
     tools = _json("tools_json", chat.tools_json, list) if chat.tools_json else None
-    variables = _json("template_args_json", chat.template_args_json, dict)
+    variables = _variables(chat.template_args_json)
     prompted = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
     try:
         return model.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=prompted, tools=tools, **(variables or {})
+            messages, add_generation_prompt=prompted, tools=tools, **variables
         )
     except (ValueError, TypeError) as error:
         raise invalid("messages", str(error)) from error
+
+
+def _variables(template_args_json: str) -> dict[str, Any]:
+    field = "template_args_json"
+    variables: dict[str, Any] = _json(field, template_args_json, dict) or {}
+    for name in _TAKEN:
+        if name in variables:
+            raise invalid(field, f"must not set {name}, which is not its to set")
+    return variables
 
 
 def _message(place: int, message: pb.ChatMessage) -> dict[str, Any]:

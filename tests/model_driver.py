@@ -21,10 +21,10 @@ def make_executor(directory: Path, dtype: str = "float32", **config: object) -> 
 
 
 def reference_model(directory: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:
-    """The same files in transformers, with the attention that computes what the formula says."""
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=dtype, attn_implementation="sdpa"
-    ).eval()
+    """The same files in transformers, with its default attention: the fused one, the formula
+    spelled out for Gemma 2.
+    """
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
 
 
 @dataclass
@@ -44,10 +44,9 @@ class Driven:
 
     def row(self, chunk: int) -> Row:
         end = min(len(self.tokens), self.computed + chunk)
-        sample = (
-            SampleSpec(self.params, end, self.sample_index) if end == len(self.tokens) else None
-        )
-        return Row(self.tokens[self.computed : end], self.computed, self.table, sample)
+        complete = end == len(self.tokens)
+        samples = [SampleSpec(self.params, end, self.sample_index)] if complete else []
+        return Row(self.tokens[self.computed : end], self.computed, self.table, samples)
 
 
 @dataclass
@@ -71,12 +70,10 @@ class Driver:
     def step(self, sequences: Sequence[Driven], chunk: int = 1 << 30) -> None:
         """Runs one step in which every sequence computes at most `chunk` tokens."""
         rows = [sequence.row(chunk) for sequence in sequences]
-        for sequence, row, token in zip(
-            sequences, rows, self.executor.run(StepPlan(rows)), strict=True
-        ):
+        results = self.executor.run(StepPlan(rows))
+        for sequence, row, result in zip(sequences, rows, results, strict=True):
             sequence.computed = row.end
-            if token is not None:
-                sequence.tokens.append(token)
+            sequence.tokens.extend(choice.token for choice in result.choices)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, chunk: int = 1 << 30

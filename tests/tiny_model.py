@@ -24,10 +24,10 @@ TINY = {
 
 
 def save_tiny(directory: Path, kind: str = "Llama", shard_size: str = "1GB", **config: Any) -> Path:
-    """Saves a random model of `kind` (Llama, Mistral, Qwen2) and returns its directory."""
+    """Saves a random model of `kind` (Llama, Gemma3Text, …) and returns its directory."""
     torch.manual_seed(0)
     settings = getattr(transformers, f"{kind}Config")(**{**TINY, **config})
-    model = getattr(transformers, f"{kind}ForCausalLM")(settings)
+    model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(settings)
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or "norm" in name:
             torch.nn.init.normal_(parameter, mean=1.0, std=0.3)

@@ -1,8 +1,10 @@
-"""Rebuilds the files of a byte-level BPE tokenizer from a GGUF file's metadata."""
+"""Rebuilds the files of a tokenizer from a GGUF file's metadata."""
 
-from typing import Any, Protocol
+from typing import Any
 
-from cache_node.model.model_config import UnsupportedModelError
+from cache_node.model.config_fields import UnsupportedModelError
+from cache_node.model.gguf_metadata import GgufMetadata
+from cache_node.model.gguf_sentencepiece import sentencepiece_model
 
 CONTROL, USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
 
@@ -32,22 +34,41 @@ PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
 """How text is split before merging, by tokenizer.ggml.pre."""
 
 
-class Metadata(Protocol):
-    def get(self, key: str, default: Any = None) -> Any: ...
-    def required(self, key: str) -> Any: ...
-
-
-def tokenizer_json(metadata: Metadata) -> dict[str, Any]:
+def tokenizer_json(metadata: GgufMetadata) -> dict[str, Any]:
     """The content of tokenizer.json. Raises UnsupportedModelError for another kind of tokenizer."""
-    _refuse_other_kinds(metadata)
+    kind, pre = metadata.required("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+    if kind == "llama":
+        model = sentencepiece_model(metadata)
+    elif kind == "gpt2" and pre in PRE_TOKENIZERS:
+        model = _byte_level_model(metadata, pre)
+    else:
+        raise UnsupportedModelError(
+            f"GGUF tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported; supported: "
+            f"llama, and gpt2 with {', '.join(PRE_TOKENIZERS)}. Use a directory with a "
+            "tokenizer.json instead"
+        )
+    tokens = metadata.required("tokenizer.ggml.tokens")
+    return {"version": "1.0", "post_processor": _bos_template(metadata, tokens), **model}
+
+
+def tokenizer_config(metadata: GgufMetadata) -> dict[str, Any]:
+    """`PreTrainedTokenizerFast` makes transformers use tokenizer.json as it is."""
+    tokens = metadata.required("tokenizer.ggml.tokens")
+    special = metadata.special_ids().items()
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": int(metadata.model_required("context_length")),
+        "clean_up_tokenization_spaces": False,
+        **{name.removesuffix("_id"): tokens[index] for name, index in special},
+    }
+
+
+def _byte_level_model(metadata: GgufMetadata, pre: str) -> dict[str, Any]:
     tokens = metadata.required("tokenizer.ggml.tokens")
     merges = metadata.required("tokenizer.ggml.merges")
-    pre = metadata.required("tokenizer.ggml.pre")
     return {
-        "version": "1.0",
         "added_tokens": _added_tokens(tokens, metadata.required("tokenizer.ggml.token_type")),
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[pre]},
-        "post_processor": _bos_template(metadata, tokens),
         "decoder": BYTE_LEVEL,
         "model": {
             "type": "BPE",
@@ -56,28 +77,6 @@ def tokenizer_json(metadata: Metadata) -> dict[str, Any]:
             "merges": [merge.split(" ", 1) for merge in merges],
         },
     }
-
-
-def tokenizer_config(metadata: Metadata) -> dict[str, Any]:
-    """`PreTrainedTokenizerFast` makes transformers use tokenizer.json as it is."""
-    tokens = metadata.required("tokenizer.ggml.tokens")
-    names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": int(metadata.required("llama.context_length")),
-        "clean_up_tokenization_spaces": False,
-        **{name: tokens[index] for name, index in ids.items() if index is not None},
-    }
-
-
-def _refuse_other_kinds(metadata: Metadata) -> None:
-    kind, pre = metadata.required("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
-    if kind != "gpt2" or pre not in PRE_TOKENIZERS:
-        raise UnsupportedModelError(
-            f"GGUF tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported; supported: gpt2 "
-            f"with {', '.join(PRE_TOKENIZERS)}. Use a directory with a tokenizer.json instead"
-        )
 
 
 def _added_tokens(tokens: list[str], types: list[int]) -> list[dict[str, Any]]:
@@ -89,7 +88,7 @@ def _added_tokens(tokens: list[str], types: list[int]) -> list[dict[str, Any]]:
     ]
 
 
-def _bos_template(metadata: Metadata, tokens: list[str]) -> dict[str, Any] | None:
+def _bos_template(metadata: GgufMetadata, tokens: list[str]) -> dict[str, Any] | None:
     if not metadata.get("tokenizer.ggml.add_bos_token", False):
         return None
     index = int(metadata.required("tokenizer.ggml.bos_token_id"))

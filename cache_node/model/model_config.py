@@ -6,45 +6,51 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
-SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3")
+from cache_node.model.config_fields import UnsupportedModelError, positive
+from cache_node.model.family import FAMILIES, Family, architecture_of
+from cache_node.model.layer_config import LayerConfig, layer_configs
 
-
-class UnsupportedModelError(ValueError):
-    """The checkpoint asks for something that this engine does not compute."""
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary embedding. The fields after `factor` matter to `llama3` only."""
-
-    theta: float = 10000.0
-    rope_type: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_positions: int = 8192
+SUPPORTED_ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder of the Llama family. Sizes are in elements, `max_positions` in tokens."""
+    """A decoder: Llama, or one that differs from it in these fields alone.
+
+    Sizes are in elements, `max_positions` in tokens.
+    """
 
     architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_layers: int
+    layers: tuple[LayerConfig, ...]
     num_heads: int
     num_kv_heads: int
     head_dim: int
     max_positions: int
     rms_norm_eps: float
-    rope: RopeConfig
+    norm_offset: float  # added to the weight of each RMSNorm
+    head_norms: bool  # RMSNorm of each query and key head, before the rotation
+    output_norms: bool  # RMSNorm of what attention and MLP give, before it is added
+    activation: str  # of the gate
+    attention_scale: float
+    attention_softcap: float | None
+    logit_softcap: float | None
+    embedding_scale: float
     tied_embeddings: bool
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of all layers, each once."""
+        return tuple({layer.window: None for layer in self.layers})
 
     @classmethod
     def from_directory(cls, directory: Path) -> "ModelConfig":
@@ -58,93 +64,70 @@ class ModelConfig:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> "ModelConfig":
-        architecture = _architecture(raw)
-        _refuse_other_layers(raw, architecture)
-        heads = _positive(raw, "num_attention_heads")
-        kv_heads = int(raw.get("num_key_value_heads") or heads)
-        if heads % kv_heads:
-            raise UnsupportedModelError(
-                f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
-            )
-        hidden = _positive(raw, "hidden_size")
-        attention_bias = bool(raw.get("attention_bias", False))
+        architecture = architecture_of(raw)
+        family = FAMILIES[architecture]
+        fields = {**family.defaults, **raw}
+        _refuse(fields)
+        heads = positive(fields, "num_attention_heads")
+        hidden = positive(fields, "hidden_size")
+        head_dim = int(fields.get("head_dim") or hidden // heads)
+        attention_bias = bool(fields.get("attention_bias", False))
         return cls(
             architecture=architecture,
-            vocab_size=_positive(raw, "vocab_size"),
+            vocab_size=positive(fields, "vocab_size"),
             hidden_size=hidden,
-            intermediate_size=_positive(raw, "intermediate_size"),
-            num_layers=_positive(raw, "num_hidden_layers"),
+            intermediate_size=positive(fields, "intermediate_size"),
+            layers=layer_configs(fields, family),
             num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=int(raw.get("head_dim") or hidden // heads),
-            max_positions=_positive(raw, "max_position_embeddings"),
-            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-            rope=_rope(raw),
-            tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
+            num_kv_heads=_kv_heads(fields, heads),
+            head_dim=head_dim,
+            max_positions=positive(fields, "max_position_embeddings"),
+            rms_norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
+            norm_offset=family.norm_offset,
+            head_norms=family.head_norms,
+            output_norms=family.output_norms,
+            activation=_activation(fields, family),
+            attention_scale=float(fields.get("query_pre_attn_scalar") or head_dim) ** -0.5,
+            attention_softcap=_optional_float(fields, "attn_logit_softcapping"),
+            logit_softcap=_optional_float(fields, "final_logit_softcapping"),
+            embedding_scale=hidden**0.5 if family.scaled_embedding else 1.0,
+            tied_embeddings=bool(fields.get("tie_word_embeddings", False)),
+            qkv_bias=attention_bias or family.qkv_bias,
             output_bias=attention_bias,
-            mlp_bias=bool(raw.get("mlp_bias", False)),
+            mlp_bias=bool(fields.get("mlp_bias", False)),
         )
 
 
-def _architecture(raw: Mapping[str, Any]) -> str:
-    names = raw.get("architectures") or ["(none)"]
-    if names[0] not in SUPPORTED_ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"architecture {names[0]} is not supported; supported: "
-            + ", ".join(SUPPORTED_ARCHITECTURES)
-        )
-    return str(names[0])
-
-
-def _refuse_other_layers(raw: Mapping[str, Any], architecture: str) -> None:
-    activation = raw.get("hidden_act", "silu")
-    if activation != "silu":
-        raise UnsupportedModelError(f"hidden_act {activation!r} is not supported; only 'silu' is")
-    if _slides(raw, architecture):
-        raise UnsupportedModelError(
-            "sliding_window attention is not supported; use a checkpoint with full attention"
-        )
-    if raw.get("quantization_config"):
+def _refuse(fields: Mapping[str, Any]) -> None:
+    if fields.get("quantization_config"):
         raise UnsupportedModelError(
             "quantization_config is not supported; use the unquantised checkpoint"
         )
-
-
-def _slides(raw: Mapping[str, Any], architecture: str) -> bool:
-    if "sliding_attention" in (raw.get("layer_types") or ()):
-        return True
-    window = raw.get("sliding_window")
-    used = raw.get("use_sliding_window", architecture != "Qwen2ForCausalLM")
-    return bool(used and window and window < _positive(raw, "max_position_embeddings"))
-
-
-def _rope(raw: Mapping[str, Any]) -> RopeConfig:
-    """Both spellings: `rope_parameters`, and the older `rope_theta` with `rope_scaling`."""
-    fields = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
-    rope_type = fields.get("rope_type") or fields.get("type") or "default"
-    if rope_type not in SUPPORTED_ROPE_TYPES:
+    if fields.get("use_bidirectional_attention"):
         raise UnsupportedModelError(
-            f"rope_type {rope_type!r} is not supported; supported: "
-            + ", ".join(SUPPORTED_ROPE_TYPES)
+            "use_bidirectional_attention is not supported; use a model that generates text"
         )
-    if fields.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise UnsupportedModelError("partial_rotary_factor is not supported unless it is 1.0")
-    original = fields.get("original_max_position_embeddings")
-    return RopeConfig(
-        theta=float(fields.get("rope_theta") or raw.get("rope_theta") or 10000.0),
-        rope_type=rope_type,
-        factor=float(fields.get("factor", 1.0)),
-        low_freq_factor=float(fields.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(fields.get("high_freq_factor", 4.0)),
-        original_max_positions=int(original or raw["max_position_embeddings"]),
-    )
 
 
-def _positive(raw: Mapping[str, Any], name: str) -> int:
-    value = raw.get(name)
-    if not isinstance(value, int) or value <= 0:
+def _activation(fields: Mapping[str, Any], family: Family) -> str:
+    name = fields.get(family.activation_field) or "silu"
+    if name not in SUPPORTED_ACTIVATIONS:
         raise UnsupportedModelError(
-            f"config.json: {name} must be a positive integer, got {value!r}"
+            f"{family.activation_field} {name!r} is not supported; supported: "
+            + ", ".join(SUPPORTED_ACTIVATIONS)
         )
-    return value
+    return str(name)
+
+
+def _kv_heads(fields: Mapping[str, Any], heads: int) -> int:
+    kv_heads = int(fields.get("num_key_value_heads") or heads)
+    if heads % kv_heads:
+        raise UnsupportedModelError(
+            f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
+        )
+    return kv_heads
+
+
+def _optional_float(fields: Mapping[str, Any], name: str) -> float | None:
+    value = fields.get(name)
+    return None if value is None else float(value)

@@ -1,36 +1,31 @@
 """Rotary position embedding (Su et al., arXiv:2104.09864), rotating the two halves of a head."""
 
 import math
+from typing import NamedTuple
 
 import torch
 
-from cache_node.model.model_config import RopeConfig
+from cache_node.model.layer_config import RopeConfig
 
 
-class RopeTable:
-    """Cosines and signed sines of every position, in float32.
-
-    With x = (a, b) split in halves, the rotated head is x · cos + (b, a) · sin, where the table
-    holds −sin in its first half.
+class Rotation(NamedTuple):
+    """Of the tokens of one step, float32, as `kernels.torch_step.rotate_` takes it: `sin` holds
+    −sin in its first half.
     """
 
-    def __init__(self, config: RopeConfig, head_dim: int, max_positions: int) -> None:
-        angles = torch.outer(
-            torch.arange(max_positions).float(), inverse_frequencies(config, head_dim)
-        )
+    cos: torch.Tensor  # [tokens, 1, head_dim]
+    sin: torch.Tensor
+
+    @classmethod
+    def at(cls, positions: torch.Tensor, frequencies: torch.Tensor) -> "Rotation":
+        """For `positions` [tokens] and `inverse_frequencies`. Not from a table: that of a model
+        with a long context takes more memory than its computation takes time.
+        """
+        angles = torch.outer(positions.float(), frequencies)
         cos, sin = angles.cos(), angles.sin()
-        self._cos = torch.cat((cos, cos), dim=-1)
-        self._sin = torch.cat((-sin, sin), dim=-1)
-
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin for `positions` [tokens], each [tokens, 1, head_dim]."""
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
-
-
-def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotates `heads` [tokens, heads, head_dim] (float32) in place."""
-    swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
-    heads.mul_(cos).addcmul_(swapped, sin)
+        return cls(
+            torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((-sin, sin), dim=-1).unsqueeze(1)
+        )
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """What `--help` says about the flags of a cache node. Names and defaults are in NodeConfig."""
 
+from cache_node.config import DTYPES, PREEMPTION_MODES, SCHEDULING_POLICIES
 from kvmesh.cli.flags import Flag
 
 MODEL, MEMORY, SCHEDULING, NETWORK, LOGGING = (
@@ -12,11 +13,9 @@ MODEL, MEMORY, SCHEDULING, NETWORK, LOGGING = (
 
 MODEL_FLAGS = {
     "model": Flag(
-        "The built-in name, a directory with config.json and safetensors, or a GGUF file.", MODEL
+        "A built-in name, a directory with config.json and safetensors, or a GGUF file.", MODEL
     ),
-    "dtype": Flag(
-        "Type of weights and KV; auto is bfloat16.", MODEL, choices=("auto", "float32", "bfloat16")
-    ),
+    "dtype": Flag("Type of weights and KV; auto is bfloat16.", MODEL, choices=DTYPES),
     "served_model_name": Flag(
         "Name that clients use for the model.", MODEL, default_text="the model's own"
     ),
@@ -36,12 +35,36 @@ ENGINE_FLAGS = {
         "Blocks in the KV pool; goes before --kv-cache-bytes.", MEMORY, least=1, default_text="auto"
     ),
     "kv_cache_bytes": Flag("Size of the KV pool in bytes.", MEMORY, least=1),
+    "kv_cache_ram_share": Flag(
+        "Size of the KV pool as a share of this machine's memory; goes before --kv-cache-bytes.",
+        MEMORY,
+        least=0,
+        most=1,
+        default_text="none",
+    ),
+    "swap_space": Flag(
+        "GiB of a CPU pool below the KV pool: a second tier of the prefix cache, and room for "
+        "preempted requests.",
+        MEMORY,
+        least=0,
+    ),
     "enable_prefix_caching": Flag("Keep the KV of finished prompts for others.", MEMORY),
     "max_num_seqs": Flag("Most requests in one step.", SCHEDULING, least=1),
     "max_num_batched_tokens": Flag(
         "Most tokens in one step; longer prompts are computed in chunks of it.",
         SCHEDULING,
         least=1,
+    ),
+    "scheduling_policy": Flag(
+        "What running requests are promised: adaptive expects some growth, strict commits all of "
+        "it and never preempts for memory; fcfs-greedy and static are baselines.",
+        SCHEDULING,
+        choices=SCHEDULING_POLICIES,
+    ),
+    "preemption_mode": Flag(
+        "What becomes of a preempted request's KV; auto takes the cheaper.",
+        SCHEDULING,
+        choices=PREEMPTION_MODES,
     ),
     "max_waiting": Flag(
         "Requests that may wait on a node; more are told to come back.", SCHEDULING, least=0

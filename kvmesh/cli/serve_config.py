@@ -35,6 +35,10 @@ class ServeConfig:
     block_size: int = NODE.block_size
     num_blocks: int | None = NODE.num_blocks
     kv_cache_bytes: int = NODE.kv_cache_bytes
+    kv_cache_ram_share: float | None = NODE.kv_cache_ram_share
+    swap_space: float = NODE.swap_space
+    scheduling_policy: str = NODE.scheduling_policy
+    preemption_mode: str = NODE.preemption_mode
     enable_prefix_caching: bool = NODE.enable_prefix_caching
     max_num_seqs: int = NODE.max_num_seqs
     max_num_batched_tokens: int = NODE.max_num_batched_tokens

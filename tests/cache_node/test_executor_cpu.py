@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cache_node.sampling import SampleSpec, SamplingParams
-from cache_node.step_plan import BlockCopy, Row, StepPlan
+from cache_node.step_plan import BlockCopy, Row, RowResult, StepPlan
 from tests.model_driver import GREEDY, Driver, make_executor
 from tests.tiny_model import save_tiny
 
@@ -19,12 +19,11 @@ def tiny(tmp_path_factory):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_without_a_sample_get_no_token(tiny, dtype):
     executor = make_executor(tiny, dtype)
-    spec = SampleSpec(GREEDY, 20)
-    assert executor.run(StepPlan([Row(PROMPT, 0, [1, 2], None)])) == [None]
-    rows = [Row(PROMPT, 0, [1, 2], None), Row(PROMPT, 0, [3, 4], spec)]
-    nothing, token = executor.run(StepPlan(rows))
-    assert nothing is None
-    assert 0 <= token < 97
+    assert executor.run(StepPlan([Row(PROMPT, 0, [1, 2])])) == [RowResult()]
+    rows = [Row(PROMPT, 0, [1, 2]), Row(PROMPT, 0, [3, 4], [SampleSpec(GREEDY, 20)])]
+    nothing, result = executor.run(StepPlan(rows))
+    assert nothing == RowResult()
+    assert [0 <= choice.token < 97 for choice in result.choices] == [True]
 
 
 def test_a_step_of_nothing(tiny):
@@ -35,9 +34,9 @@ def test_copies_run_before_the_rows(tiny):
     """A sequence goes on in copies of another's blocks, which change in the same step."""
     executor = make_executor(tiny)
     spec = SampleSpec(GREEDY, 21)
-    expected = executor.run(StepPlan([Row([*PROMPT, 5], 0, [1, 2], spec)]))
-    executor.run(StepPlan([Row(PROMPT, 0, [3, 4], None)]))
-    rows = [Row([5], 20, [7, 8], spec), Row([9] * 20, 0, [3, 4], None)]
+    expected = executor.run(StepPlan([Row([*PROMPT, 5], 0, [1, 2], [spec])]))
+    executor.run(StepPlan([Row(PROMPT, 0, [3, 4])]))
+    rows = [Row([5], 20, [7, 8], [spec]), Row([9] * 20, 0, [3, 4])]
     copies = [BlockCopy(3, 7), BlockCopy(4, 8)]
     assert executor.run(StepPlan(rows, copies))[:1] == expected
 
@@ -55,12 +54,50 @@ def test_sampled_tokens_do_not_depend_on_the_batch(tiny):
         assert single.output == sequence.output
 
 
+def test_each_sample_of_a_row_is_as_if_it_were_alone(tiny):
+    """n > 1: one row, a choice for each sample, by that sample's own random numbers."""
+    executor = make_executor(tiny)
+    params = SamplingParams(temperature=2.0, seed=5)
+    specs = [SampleSpec(params, 20, index) for index in range(6)]
+    both = executor.run(StepPlan([Row(PROMPT, 0, [1, 2], specs), Row([3], 0, [3], specs[:1])]))
+    single = [executor.run(StepPlan([Row(PROMPT, 0, [1, 2], [spec])]))[0] for spec in specs]
+    chosen = [choice.token for choice in both[0].choices]
+    assert [choice.token for row in single for choice in row.choices] == chosen
+    assert len(set(chosen)) > 1
+    assert len(both[1].choices) == 1
+
+
+@pytest.mark.parametrize("at_once", [1, 97 * 7, 1 << 20])
+def test_targets_get_their_log_probabilities(tiny, at_once, monkeypatch):
+    """Whether all logits fit at once or not, and whatever else is in the step."""
+    monkeypatch.setattr("cache_node.row_results.LOGITS_AT_ONCE", at_once)
+    executor = make_executor(tiny)
+    spec = SampleSpec(GREEDY, 20)
+    scored = Row(PROMPT, 0, [1, 2], [spec], targets=PROMPT[1:], prompt_logprobs=3)
+    chunk = Row(PROMPT[:8], 0, [5], targets=PROMPT[1:9], prompt_logprobs=0)
+    plain = Row([4, 5], 0, [3], [spec])
+    found, first, other = executor.run(StepPlan([scored, chunk, plain]))
+    expected = executor.prompt_logits(scored).double().log_softmax(dim=-1)
+    for position, (score, target) in enumerate(zip(found.prompt_logprobs, PROMPT[1:], strict=True)):
+        row = expected[position]
+        assert score.logprob == pytest.approx(float(row[target]), abs=1e-4)
+        assert score.rank == int((row > row[target]).sum()) + 1
+        assert [token for token, _ in score.top] == row.topk(3).indices.tolist()
+    assert [len(score.top) for score in first.prompt_logprobs] == [0] * 8
+    assert [score.rank for score in first.prompt_logprobs] == [
+        score.rank for score in found.prompt_logprobs[:8]
+    ]
+    assert other.prompt_logprobs == ()
+    assert [len(result.choices) for result in (found, first, other)] == [1, 0, 1]
+    assert found.choices[0].token == int(expected[-1].argmax())
+
+
 def test_what_another_sequence_left_in_a_block_is_not_seen(tiny):
     executor = make_executor(tiny)
     spec = SampleSpec(GREEDY, 3)
-    expected = executor.logits(StepPlan([Row(PROMPT[:3], 0, [1], spec)]), [0])
+    expected = executor.logits(StepPlan([Row(PROMPT[:3], 0, [1], [spec])]), [0])
     executor.pool[1:] = 1e4
-    found = executor.logits(StepPlan([Row(PROMPT[:3], 0, [1], spec)]), [0])
+    found = executor.logits(StepPlan([Row(PROMPT[:3], 0, [1], [spec])]), [0])
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 

@@ -1,7 +1,5 @@
 """Continuous batching: what users see of it, whatever the pool's size and the chunks."""
 
-import random
-
 from cache_node.sequence import FinishReason
 from tests.cache_node.mock_node import MockNode, next_token, reference, tokens
 
@@ -45,7 +43,7 @@ def test_end_of_sequence_and_stop_tokens_end_a_request():
     first, second = reference(tokens(6), 2)
     node = MockNode()
     sequence = node.submit(tokens(6), 8)
-    sequence.eos_token_ids = frozenset({second})
+    sequence.request.eos_token_ids = frozenset({second})
     node.run()
     assert sequence.output == [first, second]
     assert sequence.finish_reason is FinishReason.STOP
@@ -55,30 +53,30 @@ def test_a_prefix_is_computed_once_and_shared():
     node = MockNode()
     first = node.generate([*tokens(16), 7, 8], 4)
     again = node.generate([*tokens(16), 9], 4)
-    assert (first.cached_tokens, again.cached_tokens) == (0, 16)
+    assert (first.request.cached_tokens, again.request.cached_tokens) == (0, 16)
     assert again.output == reference([*tokens(16), 9], 4)
-    assert (node.scheduler.queried_tokens, node.scheduler.hit_tokens) == (35, 16)
+    assert (node.counters.queried_tokens, node.counters.hit_tokens) == (35, 16)
 
 
 def test_an_answer_is_cached_too_for_the_next_turn():
     node = MockNode()
     first = node.generate(tokens(8), 9)
     turn = [*first.tokens, *tokens(5, seed=3)]
-    assert node.generate(turn, 2).cached_tokens == 16
+    assert node.generate(turn, 2).request.cached_tokens == 16
 
 
 def test_a_request_with_the_cache_off_neither_reads_nor_leaves_anything():
     node = MockNode()
     node.generate(tokens(16), 2, cache=False)
-    assert node.generate(tokens(16), 2).cached_tokens == 0
-    assert node.generate(tokens(16), 2, cache=False).cached_tokens == 0
+    assert node.generate(tokens(16), 2).request.cached_tokens == 0
+    assert node.generate(tokens(16), 2, cache=False).request.cached_tokens == 0
 
 
 def test_a_tight_pool_preempts_and_changes_no_token():
     node = MockNode(num_blocks=14, block_size=4)
     sequences = [node.submit(tokens(9, seed=i), 24) for i in range(4)]
     node.run()
-    assert node.scheduler.preemptions > 0
+    assert node.counters.preemptions > 0
     for i, sequence in enumerate(sequences):
         assert sequence.output == reference(tokens(9, seed=i), 24)
 
@@ -88,45 +86,39 @@ def test_the_last_to_arrive_among_the_least_important_gives_way():
     low = node.submit(tokens(8, seed=1), 30, priority=0)
     high = node.submit(tokens(8, seed=2), 30, priority=5)
     node.run()
-    assert high.preemptions == 0
-    assert low.preemptions > 0
+    assert high.request.preemptions == 0
+    assert low.request.preemptions > 0
 
 
-def test_higher_priority_is_admitted_first():
+def test_a_more_important_request_takes_the_place_of_a_less_important_one():
     node = MockNode(max_num_seqs=1)
     running = node.submit(tokens(4), 3)
     node.step()
     late, urgent = node.submit(tokens(4, 1), 3), node.submit(tokens(4, 2), 3, priority=1)
     node.run()
-    assert running.finished < urgent.finished < late.finished
+    ends = [seq.request.finished for seq in (urgent, running, late)]
+    assert ends == sorted(ends)
+    assert node.counters.preempted_for_priority == running.request.preemptions == 1
 
 
-def test_a_random_blast_ends_every_request_once_and_leaves_the_pool_free():
-    rng = random.Random(7)
-    node = MockNode(num_blocks=40, block_size=4, max_num_seqs=6, max_num_batched_tokens=24)
-    live, aborted, wanted = [], set(), {}
-    for _ in range(3000):
-        if rng.random() < 0.3 and len(live) < 30:
-            prompt = tokens(rng.randint(1, 60), seed=rng.randint(0, 5))
-            sequence = node.submit(prompt, rng.randint(1, 40), priority=rng.randint(-1, 1))
-            wanted[sequence.request_id] = (prompt, sequence)
-            live.append(sequence)
-        if live and rng.random() < 0.05:
-            gone = live.pop(rng.randrange(len(live)))
-            if gone.request_id not in node.finished:
-                aborted.add(gone.request_id)
-            node.abort(gone)
-        live = [seq for seq in live if seq.request_id not in node.finished]
-        if node.scheduler.has_work:
-            assert node.step()
+def test_a_more_important_prompt_goes_before_the_rest_of_a_long_one():
+    node = MockNode(num_blocks=128, max_num_batched_tokens=16)
+    long = node.submit(tokens(120), 2)
+    node.step()
+    urgent = node.submit(tokens(12, 1), 2, priority=1)
+    equal = node.submit(tokens(12, 2), 2)
     node.run()
-    assert set(node.finished) | aborted == set(wanted)
-    assert not set(node.finished) & aborted
-    assert node.scheduler.preemptions > 0
-    assert node.scheduler.hit_tokens > 0
-    for name in node.finished:
-        prompt, sequence = wanted[name]
-        assert sequence.output == reference(prompt, sequence.params.max_tokens)
+    assert urgent.request.first_token < long.request.first_token < equal.request.first_token
+
+
+def test_an_equal_one_waits():
+    node = MockNode(max_num_seqs=1)
+    running = node.submit(tokens(4), 3)
+    node.step()
+    late = node.submit(tokens(4, 1), 3)
+    node.run()
+    assert running.request.finished < late.request.first_scheduled
+    assert node.counters.preemptions == 0
 
 
 def test_the_mock_model_notices_a_wrong_block():

@@ -10,9 +10,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
+from kvmesh.packing import pack_tokens
 from kvmesh.tokenizer import Tokenizer
 from kvmesh.v1 import cache_node_pb2 as pb
 from kvmesh.v1 import generate_pb2
+from prefix_index.keys import block_keys, root_key
 from tests.cache_node.live_node import collect, until, until_async
 from tests.cache_node.mock_node import tokens
 
@@ -53,7 +55,7 @@ async def test_a_shared_prefix_is_served_from_the_cache(live):
 async def test_tenants_with_other_salts_share_nothing(live):
     await live.generate(tokens(64), salt=b"a")
     assert (await live.generate(tokens(64), salt=b"b")).cached_tokens == 0
-    assert (await live.generate(tokens(64), salt=b"a")).cached_tokens == 48
+    assert (await live.generate(tokens(64), salt=b"a")).cached_tokens == 63
 
 
 async def test_the_same_seed_gives_the_same_sample_and_another_gives_another(live):
@@ -103,6 +105,7 @@ async def test_stop_tokens_and_min_tokens(live):
         ([5], {"n": 0}, "n"),
         ([5], {"request_id": "no spaces"}, "request_id"),
         ([5], {"priority": 101}, "priority"),
+        ([5], {"cache": 99}, "cache"),
     ],
 )
 async def test_bad_input_is_refused_by_name_and_costs_nothing(live, prompt, fields, named):
@@ -116,11 +119,18 @@ async def test_bad_input_is_refused_by_name_and_costs_nothing(live, prompt, fiel
     assert live.node.state.load.steps == 0
 
 
-@pytest.mark.parametrize("fields", [{"n": 2}, {"logprobs": 1}, {"adapter": "x"}])
+@pytest.mark.parametrize("fields", [{"adapter": "x"}, {"resume": [pb.Resume()]}])
 async def test_what_is_not_served_yet_says_so(live, fields):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await live.generate([5], **fields)
     assert caught.value.code() is Code.UNIMPLEMENTED
+
+
+async def test_metadata_that_a_router_takes_fits_the_node(live):
+    metadata = [("x-long", "x" * 15_000)]
+    request = pb.NodeGenerateRequest(request_id="x", token_ids=pack_tokens([5]))
+    request.sampling.max_tokens = 1
+    assert (await collect(live.stub.Generate(request, metadata=metadata))).finish == LENGTH
 
 
 async def test_a_packed_prompt_of_odd_length_is_refused(live):
@@ -267,7 +277,7 @@ async def test_info_tells_the_sizes_and_hands_out_the_tokenizer(live, tokenizer)
 
 async def test_what_the_contract_has_and_this_version_not_answers_unimplemented(live):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await live.stub.Pin(pb.PinRequest())
+        await live.stub.PullBlocks(pb.PullBlocksRequest())
     assert caught.value.code() is Code.UNIMPLEMENTED
 
 
@@ -283,3 +293,30 @@ async def test_health_and_reflection(live):
     answer = await listing.read()
     names = {service.name for service in answer.list_services_response.service}
     assert "kvmesh.v1.CacheNode" in names
+
+
+async def test_a_prefix_is_pinned_by_key_and_let_go(live):
+    prompt = tokens(64, 3)
+    await live.generate(prompt)
+    info = live.node.info
+    root = root_key(info.key_scheme, info.model_fingerprint, "", b"")
+    keys = block_keys(root, pack_tokens(prompt), info.key_scheme.block_size)
+    pinned = await live.stub.Pin(pb.PinRequest(pin_id="system", keys=[*keys, b"?" * 16]))
+    assert pinned.blocks == 4
+    assert (await live.stub.CheckIntegrity(pb.CheckIntegrityRequest())).held_blocks == 4
+    await live.stub.Pin(pb.PinRequest(pin_id="system", release=True))
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({}, "pin_id"),
+        ({"pin_id": "p", "keys": [b"short"]}, "keys"),
+        ({"pin_id": "p", "priority": 999}, "priority"),
+    ],
+)
+async def test_a_wrong_pin_is_refused_by_name(live, fields, named):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await live.stub.Pin(pb.PinRequest(**fields))
+    assert caught.value.code() is Code.INVALID_ARGUMENT
+    assert caught.value.details().startswith(f"{named}: ")

@@ -2,12 +2,11 @@
 
 import pytest
 
-from cache_node.block_pool import BlockPool
-from tests.cache_node.pool_content import BLOCK, cached, chain
+from tests.cache_node.pool_content import cached, chain, make_pool
 
 
 def test_b1_a_block_freed_twice_is_an_error_and_breaks_nothing():
-    pool = BlockPool(4, BLOCK)
+    pool = make_pool(4)
     table = pool.allocate(2)
     pool.free(table)
     with pytest.raises(ValueError, match="nobody holds it"):
@@ -20,14 +19,14 @@ def test_b1_a_block_freed_twice_is_an_error_and_breaks_nothing():
 
 
 def test_c6_a_reused_block_loses_its_key_in_the_same_call():
-    pool = BlockPool(1, BLOCK)
+    pool = make_pool(1)
     cached(pool, [*range(4)])
     pool.allocate(1)
     assert pool.lookup(chain([*range(4)])) == []
 
 
 def test_d1_two_contents_forced_to_one_key_are_a_miss():
-    pool = BlockPool(2, BLOCK)
+    pool = make_pool(2)
     cached(pool, [*range(4)])
     (content,) = chain([*range(4)])
     forged = content._replace(tokens=b"\0" * 16)

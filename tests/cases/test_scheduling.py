@@ -2,6 +2,7 @@
 
 import pytest
 
+from cache_node.commitment import Adaptive
 from cache_node.sequence import FinishReason, State
 from tests.cache_node.mock_node import MockNode, reference, tokens
 
@@ -13,12 +14,31 @@ def test_a1_what_can_never_fit_is_refused_at_submit_and_the_next_request_runs():
     assert node.generate(tokens(6), 4).output == reference(tokens(6), 4)
 
 
+class NeverAgain(Adaptive):
+    """Promises so much to whoever runs that nobody else is ever admitted, and nobody runs."""
+
+    def spare(self, *_):
+        return None
+
+
+def test_a4_every_step_makes_progress_and_one_that_does_not_is_counted():
+    node = MockNode(num_blocks=40)
+    for i in range(6):
+        node.submit(tokens(20, seed=i), 12)
+    node.run()
+    assert node.counters.steps_without_progress == 0
+    stuck = MockNode(commitment=NeverAgain())
+    stuck.submit(tokens(4), 2)
+    assert [stuck.step() for _ in range(3)] == [0, 0, 0]
+    assert stuck.counters.steps_without_progress == 3
+
+
 def test_a6_a_preempted_request_is_readmitted_only_with_room_for_all_its_tokens():
     node = MockNode(num_blocks=12, block_size=4, max_num_batched_tokens=16)
     for i in range(3):
         node.submit(tokens(12, seed=i), 20)
     node.run()
-    assert 0 < node.scheduler.preemptions <= 6
+    assert 0 < node.counters.preemptions <= 6
 
 
 def test_a7_the_whole_input_is_counted_at_admission():
@@ -26,9 +46,9 @@ def test_a7_the_whole_input_is_counted_at_admission():
     for i in range(5):
         node.submit(tokens(28, seed=i), 1)
     node.step()
-    assert len(node.scheduler.running) <= 2
+    assert len(node.scheduler.roster.running) <= 2
     node.run()
-    assert node.scheduler.preemptions == 0
+    assert node.counters.preemptions == 0
 
 
 def test_a10_a_single_request_may_take_the_last_block():
@@ -39,7 +59,7 @@ def test_a10_a_single_request_may_take_the_last_block():
 def test_a16_a_preempted_request_resumes_before_newcomers_of_its_priority():
     node = MockNode(num_blocks=10, block_size=4)
     old = [node.submit(tokens(8, seed=i), 20) for i in range(2)]
-    while not node.scheduler.preemptions:
+    while not node.counters.preemptions:
         node.step()
     new = node.submit(tokens(8, seed=9), 2)
     while new.state is State.WAITING:
@@ -72,7 +92,7 @@ def test_b5_an_abort_in_every_state_and_twice():
     node.step()
     node.abort(prefilling)
     both = [node.submit(tokens(8, seed=i), 20) for i in range(2)]
-    while not node.scheduler.preemptions:
+    while not node.counters.preemptions:
         node.step()
     for sequence in both:
         node.abort(sequence)
@@ -105,7 +125,7 @@ def test_c1_a_prompt_aborted_during_prefill_leaves_only_computed_blocks():
     node.step()
     node.abort(sequence)
     again = node.generate(tokens(40), 4)
-    assert again.cached_tokens == 8
+    assert again.request.cached_tokens == 8
     assert again.output == reference(tokens(40), 4)
 
 
@@ -124,7 +144,7 @@ def test_c3_a_fully_cached_prompt_of_whole_blocks_still_computes_a_token(blocks)
     first = node.generate(prompt, 8)
     again = node.generate(prompt, 8)
     assert again.output == first.output
-    assert 4 * (blocks - 1) <= again.cached_tokens < len(prompt)
+    assert 4 * (blocks - 1) <= again.request.cached_tokens < len(prompt)
 
 
 def test_c5_hits_are_looked_up_again_at_every_try():
@@ -136,6 +156,29 @@ def test_c5_hits_are_looked_up_again_at_every_try():
     node.run()
     assert blocker.output == reference(tokens(20, seed=5), 24)
     assert waiting.output == reference(tokens(16) + tokens(16, seed=6), 4)
+
+
+@pytest.mark.parametrize("chunk", [16, 64])
+def test_e1_log_probabilities_of_a_cached_prompt_are_complete(chunk):
+    node = MockNode(max_num_batched_tokens=chunk)
+    prompt = tokens(30)
+    for _ in range(2):
+        sequence = node.generate(prompt, 2, prompt_logprobs=0)
+        entries = [entry.logprob for entry in sequence.request.prompt_logprobs]
+        assert entries == [-float(token) for token in prompt[1:]]
+        assert sequence.output == reference(prompt, 2)
+    assert node.generate(prompt, 2).request.cached_tokens == 28
+
+
+def test_e1_they_are_complete_after_a_preemption_in_the_middle_of_the_prompt():
+    node = MockNode(num_blocks=14, max_num_batched_tokens=16)
+    sequence = node.submit(tokens(40), 2, prompt_logprobs=0)
+    node.step()
+    node.submit(tokens(20, 1), 2, priority=1)
+    node.run()
+    assert sequence.request.preemptions == 1
+    entries = [entry.logprob for entry in sequence.request.prompt_logprobs]
+    assert entries == [-float(token) for token in tokens(40)[1:]]
 
 
 def test_e4_a_hit_that_leaves_less_than_a_chunk_makes_no_empty_chunk():
@@ -151,4 +194,4 @@ def test_f4_a_look_up_retried_many_times_is_counted_once():
     node.step()
     node.submit(tokens(16, seed=1), 4)
     node.run()
-    assert node.scheduler.queried_tokens == 36
+    assert node.counters.queried_tokens == 36

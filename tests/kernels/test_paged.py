@@ -7,11 +7,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.attention import QUERY_TILE, AttentionRow, paged_attention, plan_attention
-from kernels.block_copy import copy_blocks
+from kernels.attention import AttentionParams, paged_attention
+from kernels.attention_mask import QUERY_TILE
+from kernels.attention_plan import AttentionRow, plan_attention
+from kernels.block_copy import copy_blocks, copy_speed
 from kernels.kv_write import kv_write, kv_write_index
 
 LAYERS, KV_HEADS, HEADS, HEAD_DIM = 2, 2, 6, 8
+PLAIN = AttentionParams(scale=1 / math.sqrt(HEAD_DIM))
+KINDS = {
+    "plain": PLAIN,
+    "scaled": AttentionParams(scale=0.7),
+    "window": AttentionParams(scale=0.5, window=9),
+    "window of one": AttentionParams(scale=0.5, window=1),
+    "soft cap": AttentionParams(scale=0.5, softcap=1.5),
+    "all": AttentionParams(scale=0.5, window=5, softcap=1.5),
+}
 
 
 def make_pool(num_blocks: int, block_size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -19,29 +30,33 @@ def make_pool(num_blocks: int, block_size: int, dtype: torch.dtype = torch.float
     return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
-def plain_attention(pool, layer, row: AttentionRow, query):
+def plain_attention(pool, layer, row: AttentionRow, query, params):
     """The formula in float64, one head and one position at a time: query [new, heads, head_dim]."""
     block_size, out = pool.shape[4], torch.empty(query.shape, dtype=torch.float64)
     kv = torch.cat([pool[block, layer] for block in row.block_table], dim=2).double()
     assert kv.shape[2] == len(row.block_table) * block_size
     for i, position in enumerate(range(row.start, row.end)):
         for head in range(HEADS):
-            keys, values = kv[:, head * KV_HEADS // HEADS, : position + 1]
-            scores = keys @ query[i, head].double() / math.sqrt(HEAD_DIM)
+            first = max(0, position + 1 - (params.window or position + 1))
+            keys, values = kv[:, head * KV_HEADS // HEADS, first : position + 1]
+            scores = keys @ query[i, head].double() * params.scale
+            if params.softcap:
+                scores = (scores / params.softcap).tanh() * params.softcap
             out[i, head] = scores.softmax(dim=0) @ values
     return out
 
 
-def check_attention(pool, rows, layer=1, tolerance=1e-5):
+def check_attention(pool, rows, params=PLAIN, layer=1, tolerance=1e-5):
     total = sum(row.end - row.start for row in rows)
     query = torch.randn((total, HEADS, HEAD_DIM), generator=torch.Generator().manual_seed(2)).to(
         pool.dtype
     )
-    found = paged_attention(query, pool, layer, plan_attention(pool, rows))
+    plan = plan_attention(pool, rows, [None, 3, params.window])
+    found = paged_attention(query, pool, layer, plan, params)
     first = 0
     for row in rows:
         part = slice(first, first + row.end - row.start)
-        expected = plain_attention(pool, layer, row, query[part])
+        expected = plain_attention(pool, layer, row, query[part], params)
         torch.testing.assert_close(found[part].double(), expected, rtol=tolerance, atol=tolerance)
         first = part.stop
 
@@ -60,27 +75,30 @@ def steps(draw):
     return block_size, rows
 
 
-@settings(max_examples=60, deadline=None)
-@given(steps())
-def test_a_ragged_step_is_the_formula_for_each_row(step):
+@settings(max_examples=120, deadline=None)
+@given(steps(), st.sampled_from([*KINDS]))
+def test_a_ragged_step_is_the_formula_for_each_row(step, kind):
     block_size, rows = step
-    check_attention(make_pool(70, block_size), rows)
+    check_attention(make_pool(70, block_size), rows, KINDS[kind])
 
 
-def test_prefill_longer_than_a_tile_with_a_cached_prefix():
+@pytest.mark.parametrize("kind", KINDS)
+def test_prefill_longer_than_a_tile_with_a_cached_prefix(kind):
     rows = [
         AttentionRow(0, QUERY_TILE + 30, [*range(1, 20)]),
         AttentionRow(35, QUERY_TILE + 36, [*range(30, 10, -1)]),
         AttentionRow(90, 91, [5, 9, 3, 8, 7, 2]),
     ]
-    check_attention(make_pool(40, 16), [row._replace(block_table=_cut(row, 16)) for row in rows])
+    rows = [row._replace(block_table=_cut(row, 16)) for row in rows]
+    check_attention(make_pool(40, 16), rows, KINDS[kind])
 
 
-def test_decode_rows_of_very_different_lengths():
+@pytest.mark.parametrize("kind", KINDS)
+def test_decode_rows_of_very_different_lengths(kind):
     rows = [
         AttentionRow(end - 1, end, [*range(1, 2 + (end - 1) // 16)]) for end in (1, 500, 16, 17)
     ]
-    check_attention(make_pool(40, 16), rows)
+    check_attention(make_pool(40, 16), rows, KINDS[kind])
 
 
 def test_bfloat16_sums_in_float32():
@@ -89,7 +107,7 @@ def test_bfloat16_sums_in_float32():
     pool[:, :, 1] = 1.0
     query = torch.ones((1, HEADS, HEAD_DIM), dtype=torch.bfloat16)
     plan = plan_attention(pool, [AttentionRow(3999, 4000, [*range(1, 251)])])
-    torch.testing.assert_close(paged_attention(query, pool, 0, plan), torch.ones_like(query))
+    torch.testing.assert_close(paged_attention(query, pool, 0, plan, PLAIN), torch.ones_like(query))
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 16])
@@ -122,6 +140,10 @@ def test_copies_run_in_order_and_copy_all_layers():
     copy_blocks(pool, [(1, 4), (2, 1)])
     torch.testing.assert_close(pool[4], first, rtol=0, atol=0)
     torch.testing.assert_close(pool[1], second, rtol=0, atol=0)
+
+
+def test_the_speed_of_copies_is_one_that_memory_can_have():
+    assert 1e8 < copy_speed(368_640) < 1e12
 
 
 def _cut(row: AttentionRow, block_size: int) -> list[int]:

@@ -35,7 +35,19 @@ def taken_port():
 
 
 def test_the_commands_are_these():
-    assert sorted(ALL) == ["bench ttft", "demo", "generate", "model", "node", "router", "serve"]
+    assert sorted(ALL) == [
+        "bench engine",
+        "bench memory",
+        "bench soak",
+        "bench step",
+        "bench ttft",
+        "demo",
+        "generate",
+        "model",
+        "node",
+        "router",
+        "serve",
+    ]
 
 
 def test_help_names_every_command():

@@ -195,6 +195,12 @@ BAD = {
     ),
     "no role": (chat(messages=[{"content": "x"}]), "messages[0].role"),
     "role": (chat(messages=[{"role": "alien", "content": "x"}]), "messages"),
+    "max_completion_tokens over the context": (
+        chat(max_completion_tokens=5000, max_tokens=1),
+        "max_completion_tokens",
+    ),
+    "max_tokens of a chat": (chat(messages=CHAT["messages"], max_tokens=5000), "max_tokens"),
+    "template args": (chat(chat_template_kwargs={"tools": []}), "chat_template_kwargs"),
     "surrogate in chat": (
         chat(messages=[{"role": "user", "content": "\udfff"}]),
         "messages[0].content",
@@ -205,7 +211,7 @@ BAD = {
 @pytest.mark.parametrize("stream", [False, True])
 async def test_bad_input_is_400_with_the_field_and_costs_nothing(fleet, stream):
     for case, (body, field) in BAD.items():
-        path = "/v1/chat/completions" if "messages" in str(field) else "/v1/completions"
+        path = "/v1/chat/completions" if "messages" in (*body, field) else "/v1/completions"
         raw = json.dumps({**body, "stream": stream})
         answer = await fleet.http.post(path, content=raw)
         error = answer.json()["error"]
@@ -230,6 +236,18 @@ async def test_bytes_that_are_no_json_or_no_utf8(fleet):
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), body[:40]
 
 
+@pytest.mark.parametrize(
+    "value", [b"\xff\xfe", "h\u00e9".encode(), b"a\tb", b"", b"x" * 20_000], ids=repr
+)
+async def test_a_trace_that_cannot_travel_is_left_behind(fleet, value):
+    headers = [(b"traceparent", value), (b"tracestate", b"a=1")]
+    answer = await fleet.http.post("/v1/completions", json=COMPLETION, headers=headers)
+    assert answer.status_code == 200
+    (seen,) = [each for node in fleet.nodes for each in node.metadata]
+    assert seen["tracestate"] == "a=1"
+    assert not seen.get("traceparent")
+
+
 async def test_a_10_mb_body_is_refused_and_never_held(fleet):
     body = json.dumps(completion(prompt="x" * 10_000_000)).encode()
     answer = await fleet.http.post("/v1/completions", content=body)
@@ -251,9 +269,15 @@ async def test_a_10_mb_body_is_refused_and_never_held(fleet):
 
 
 async def test_what_is_not_served_is_501(fleet):
-    for field, value in {"n": 2, "echo": True, "logprobs": 1, "logit_bias": {"5": 1.0}}.items():
+    refused = {
+        "n": 2, "best_of": 2, "echo": True, "logprobs": 0, "prompt_logprobs": 1, "max_tokens": 0,
+        "logit_bias": {"5": 1.0},
+    }  # fmt: skip
+    for field, value in refused.items():
         answer = await fleet.http.post("/v1/completions", json=completion(**{field: value}))
         assert (answer.status_code, answer.json()["error"]["param"]) == (501, field)
+    chat = {**CHAT, "logprobs": True}
+    assert (await fleet.http.post("/v1/chat/completions", json=chat)).status_code == 501
 
 
 async def test_full_is_429_and_gone_is_503(fleet):

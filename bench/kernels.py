@@ -1,0 +1,191 @@
+"""The CPU's kernels beside plain torch, and both beside the speed of memory.
+
+Everything here reads weights or KV once, so that memory is the limit. Each repetition measures the
+kernel, torch and a linear read one after the other, in CPU time of the thread: ratios within a
+repetition hold on a machine that does other things, times do not.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from bench.figures import Goal
+from cache_node.config import NodeConfig
+from cache_node.executor_cpu import CpuExecutor, load_executor
+from cache_node.sampling import SampleSpec, SamplingParams
+from cache_node.step_plan import Row, StepPlan
+from kernels.attention import AttentionParams
+from kernels.attention_plan import AttentionRow
+from kernels.cpu.library import Library, load_library
+from kernels.cpu.linear import PackedLinear
+from kernels.cpu.step import CpuStep
+from kernels.linear import TorchLinear
+from kernels.torch_step import TorchStep
+
+# SmolLM2-135M, whose decode attention is what the goals speak of.
+LAYERS, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 30, 9, 3, 64, 16
+LINEARS = ((960, 576), (576, 576), (3072, 576), (576, 1536))  # outputs, inputs of a layer
+LM_HEAD = (49152, 576)
+DECODES = ((1, 256), (1, 1024), (8, 1024), (32, 256))  # batch, context
+GOAL_DECODES = ((8, 1024), (32, 256))
+TOKENS = (1, 8, 32, 512)
+STEPS = (1, 8, 32)
+STEP_CONTEXT = 256
+
+READ_GOAL, TORCH_GOAL, STEP_GOAL = 0.4, 3.0, 0.7
+READ_BYTES = 1 << 27
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One kernel at one shape. Times are medians, in seconds."""
+
+    what: str
+    seconds: float
+    of_read: float  # time of a linear read of the same bytes, over the kernel's
+    torch_seconds: float | None
+    beside_torch: float | None  # torch's time over the kernel's
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFigures:
+    figures: Sequence[Figure]
+    goals: Sequence[Goal]
+
+
+def measure_kernels(directory: Path, repetitions: int) -> KernelFigures:
+    """Sets torch to one thread. `directory` is a model's, for whole steps. Raises RuntimeError
+    where the C++ kernels cannot be compiled.
+    """
+    library = load_library()
+    if library is None:
+        raise RuntimeError("the C++ kernels are not there: see the log")
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        decodes = {shape: _decode(library, *shape, repetitions) for shape in DECODES}
+        linears = [*_linears(library, repetitions)]
+        steps = {batch: _step(directory, batch, repetitions) for batch in STEPS}
+    goals = [
+        goal
+        for shape in GOAL_DECODES
+        for goal in (
+            Goal(f"{decodes[shape].what}, of a read", decodes[shape].of_read, READ_GOAL, False),
+            Goal(
+                f"{decodes[shape].what}, beside torch",
+                decodes[shape].beside_torch or 0.0,
+                TORCH_GOAL,
+                False,
+            ),
+        )
+    ]
+    goals.append(Goal("one stream, of a read of the weights", steps[1].of_read, STEP_GOAL, False))
+    return KernelFigures([*decodes.values(), *linears, *steps.values()], goals)
+
+
+def _decode(library: Library, batch: int, context: int, repetitions: int) -> Figure:
+    """One layer's attention, over all layers in turn so that no cache holds the KV."""
+    width = context // BLOCK_SIZE
+    shape = (batch * width + 1, LAYERS, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    # numpy's, as the node's pool is: torch's comes in smaller pages.
+    pool = torch.from_numpy(np.zeros(shape, np.uint16)).view(torch.bfloat16).normal_()
+    ids = (torch.randperm(batch * width) + 1).view(batch, width).tolist()
+    rows = [AttentionRow(context - 1, context, table) for table in ids]
+    query = torch.randn(batch, HEADS, HEAD_DIM).bfloat16()
+    steps = (CpuStep(library, pool, HEADS, rows), TorchStep(pool, HEADS, rows, [None]))
+    params = AttentionParams(HEAD_DIM**-0.5)
+
+    def attend(step: CpuStep | TorchStep) -> None:
+        for layer in range(LAYERS):
+            step.attend(layer, query, params)
+
+    size = batch * context * 2 * KV_HEADS * HEAD_DIM * 2
+    return _compare(
+        f"decode attention {batch} × {context}",
+        [lambda: attend(steps[0]), lambda: attend(steps[1])],
+        LAYERS,
+        size,
+        repetitions,
+    )
+
+
+def _linears(library: Library, repetitions: int) -> Iterator[Figure]:
+    """A model's linears in turn, its head among them."""
+    weights = [torch.randn(shape).bfloat16() for shape in (*LINEARS * LAYERS, LM_HEAD)]
+    size = sum(weight.numel() for weight in weights) * 2
+    packed = [PackedLinear(library, weight, None, gated=False) for weight in weights]
+    plain = [TorchLinear(weight) for weight in weights]
+    for tokens in TOKENS:
+        used = slice(None, -1 if tokens > max(STEPS) else None)  # a prompt needs one row of logits
+        inputs = {n: torch.randn(tokens, n).bfloat16() for n in {w.shape[1] for w in weights}}
+        xs = [inputs[weight.shape[1]] for weight in weights]
+
+        def run(
+            layers: Sequence[PackedLinear | TorchLinear],
+            xs: Sequence[torch.Tensor] = xs,
+            used: slice = used,
+        ) -> None:
+            for layer, x in zip(layers[used], xs[used], strict=True):
+                layer.wide(x)
+
+        yield _compare(
+            f"linears, {tokens} tokens",
+            [lambda: run(packed), lambda: run(plain)],
+            1,
+            size,
+            repetitions,
+        )
+
+
+def _step(directory: Path, batch: int, repetitions: int) -> Figure:
+    """A whole decode step, sampling among it, of the model in `directory`."""
+    width = STEP_CONTEXT // BLOCK_SIZE
+    config = NodeConfig(block_size=BLOCK_SIZE, num_blocks=batch * width + 1)
+    executor = load_executor(config, directory, lambda _stage, _fraction: None)
+    spec = SampleSpec(SamplingParams(temperature=0.0), position=STEP_CONTEXT)
+    tables = (torch.randperm(batch * width) + 1).view(batch, width).tolist()
+    plan = StepPlan([Row([5], STEP_CONTEXT - 1, table, [spec]) for table in tables])
+    kv_size = executor.layout.bytes_per_block * batch * width
+    size = _weight_bytes(executor) + kv_size
+    return _compare(
+        f"decode step {batch} × {STEP_CONTEXT}", [lambda: executor.run(plan)], 1, size, repetitions
+    )
+
+
+def _weight_bytes(executor: CpuExecutor) -> int:
+    """Of what every token reads: all linears, the head among them."""
+    config = executor.model_config
+    heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    layer = config.hidden_size * (heads + 3 * config.intermediate_size)
+    return 2 * (config.num_layers * layer + config.vocab_size * config.hidden_size)
+
+
+def _compare(
+    what: str, runs: Sequence[Callable[[], object]], parts: int, size: int, repetitions: int
+) -> Figure:
+    """`runs` are the kernel and, if there is one, its rival; `size` bytes are what one of `parts`
+    reads.
+    """
+    data = np.ones(READ_BYTES // 8, np.uint64)
+    times: list[list[float]] = []
+    for run in runs:
+        run()
+    for _ in range(repetitions):
+        read = _seconds(lambda: np.maximum.reduce(data)) * size / READ_BYTES
+        times.append([read, *(_seconds(run) / parts for run in runs)])
+    kernel = median(row[1] for row in times)
+    of_read = median(row[0] / row[1] for row in times)
+    if len(runs) == 1:
+        return Figure(what, kernel, of_read, None, None)
+    rival, ratio = median(row[2] for row in times), median(row[2] / row[1] for row in times)
+    return Figure(what, kernel, of_read, rival, ratio)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    started = time.thread_time()
+    run()
+    return time.thread_time() - started

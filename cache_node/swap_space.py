@@ -1,0 +1,56 @@
+"""The CPU pool's memory, and the copies between it and the KV pool."""
+
+import queue
+import threading
+from collections.abc import Sequence
+
+import structlog
+import torch
+
+from cache_node.loads import LoadDone
+from cache_node.step_plan import BlockCopy
+from kernels.block_copy import copy_between
+
+log = structlog.get_logger()
+
+_Order = tuple[int, Sequence[BlockCopy], LoadDone]
+
+
+class SwapSpace:
+    """Blocks of the KV pool's layout in host memory. Offloads run in the step that orders them;
+    loads on a thread of their own, beside the steps (see `Loader` for what they promise).
+    """
+
+    def __init__(self, pool: torch.Tensor, num_blocks: int) -> None:
+        """`pool` is the KV pool, [blocks, …]; `num_blocks` counts the null block."""
+        self._pool = pool
+        self._space = torch.zeros((num_blocks, *pool.shape[1:]), dtype=pool.dtype)
+        self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None  # started by the first load
+
+    def offload(self, copies: Sequence[BlockCopy]) -> None:
+        """Copies down, now. What runs afterwards may overwrite the sources."""
+        copy_between(self._pool, self._space, _pairs(copies))
+
+    def load(self, number: int, copies: Sequence[BlockCopy], done: LoadDone) -> None:
+        self._orders.put((number, copies, done))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="swap-loader", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            number, copies, done = self._orders.get()
+            done(number, self._copy_up(number, copies))
+
+    def _copy_up(self, number: int, copies: Sequence[BlockCopy]) -> bool:
+        try:
+            copy_between(self._space, self._pool, _pairs(copies))
+        except Exception:
+            log.exception("load_failed", load=number, blocks=len(copies))
+            return False
+        return True
+
+
+def _pairs(copies: Sequence[BlockCopy]) -> list[tuple[int, int]]:
+    return [(copy.source, copy.destination) for copy in copies]

@@ -1,0 +1,202 @@
+// A tile of queries against all keys they see, for one KV head.
+//
+// Everything is kept transposed: a column is one (query, head) pair, so that softmax runs down the
+// columns without a sum across a vector, and keys lie as the pool has them:
+//
+//     scores [keys, columns]   = keys [keys, head_dim] · queriesᵀ
+//     sums [head_dim, columns] += valuesᵀ · weights [keys, columns]
+#pragma once
+#include "decode.h"
+
+namespace kvmesh {
+
+constexpr int kColumns = 128;
+
+template <typename T>
+struct QueryTile {
+    const T* query;  // of the first token and of the KV head's first query head
+    T* out;
+    int64_t token_stride;  // elements
+    int group;             // query heads of the KV head, side by side
+    int64_t start, end;    // positions of the queries
+    int64_t head;          // KV head
+    const int32_t* table;
+
+    int columns() const { return int(end - start) * group; }
+    int padded_columns() const { return int(ceil_div(columns(), 16) * 16); }
+    int64_t offset(int c, int64_t head_dim) const { return c / group * token_stride + c % group * head_dim; }
+};
+
+// 0.9 MiB at most; one for each thread.
+struct PrefillScratch {
+    alignas(64) float sums[kMaxDim * kColumns];
+    alignas(64) float scores[kChunk * kColumns];
+    alignas(64) float queries[kMaxDim * kColumns];
+    alignas(64) bf16 query_pairs[kMaxDim * kColumns];  // [head_dim / 2, columns, 2]
+    alignas(64) bf16 weight_pairs[kChunk * kColumns];  // [keys / 2, columns, 2]
+    alignas(64) bf16 values[kMaxDim * kChunk];         // [head_dim, keys]
+    alignas(64) bf16 keys[kChunk * kMaxDim];           // [keys, head_dim], padded to whole tiles
+    alignas(64) float highest[kColumns], total[kColumns], factor[kColumns];
+    alignas(64) int32_t first[kColumns], last[kColumns];  // keys that a column sees
+};
+
+// The plain products, in float32: kRegisterRows rows meet 16 columns in registers.
+constexpr int kRegisterRows = kLanes == 16 ? 8 : 4;
+constexpr int kSpan = 16 / kLanes;  // vectors
+
+struct PlainProducts {
+    static constexpr bool kInTiles = false;
+
+    template <typename T>
+    static void begin(const QueryTile<T>& tile, int64_t dim, PrefillScratch& s) {
+        std::fill_n(s.queries, dim * kColumns, 0.0f);
+        for (int c = 0; c < tile.columns(); c++)
+            for (int64_t d = 0; d < dim; d++) s.queries[d * kColumns + c] = to_float(tile.query[tile.offset(c, dim) + d]);
+    }
+
+    template <typename T>
+    static void score(const PagedLayer<T>& layer, const ChunkSlots<T>& slots, int64_t offset, int count, int columns,
+                      PrefillScratch& s) {
+        for (int c = 0; c < columns; c += 16) {
+            int i = 0;
+            for (; i + kRegisterRows <= count; i += kRegisterRows)
+                score_rows<kRegisterRows>(slots.keys + i, offset, i, c, layer.head_dim, s);
+            for (; i < count; i++) score_rows<1>(slots.keys + i, offset, i, c, layer.head_dim, s);
+        }
+    }
+
+    template <typename T>
+    static void add(const PagedLayer<T>& layer, const ChunkSlots<T>& slots, int64_t offset, int count, int columns,
+                    PrefillScratch& s) {
+        for (int c = 0; c < columns; c += 16) {
+            int64_t d = 0;
+            for (; d + kRegisterRows <= layer.head_dim; d += kRegisterRows)
+                add_rows<kRegisterRows>(slots.keys, offset + d, count, d, c, s);
+            for (; d < layer.head_dim; d++) add_rows<1>(slots.keys, offset + d, count, d, c, s);
+        }
+    }
+
+private:
+    template <int rows, typename T>
+    static void score_rows(const T* const* keys, int64_t offset, int i, int c, int64_t dim, PrefillScratch& s) {
+        Lanes acc[rows][kSpan] = {};
+        for (int64_t d = 0; d < dim; d++) {
+            const float* queries = s.queries + d * kColumns + c;
+            for (int r = 0; r < rows; r++) add_products(acc[r], to_float(keys[r][offset + d]), queries);
+        }
+        for (int r = 0; r < rows; r++) std::memcpy(s.scores + (i + r) * kColumns + c, acc[r], sizeof acc[r]);
+    }
+
+    template <int rows, typename T>
+    static void add_rows(const T* const* keys, int64_t offset, int count, int64_t d, int c, PrefillScratch& s) {
+        Lanes acc[rows][kSpan];
+        for (int r = 0; r < rows; r++) std::memcpy(acc[r], s.sums + (d + r) * kColumns + c, sizeof acc[r]);
+        for (int i = 0; i < count; i++) {
+            const float* weights = s.scores + i * kColumns + c;
+            for (int r = 0; r < rows; r++) add_products(acc[r], to_float(keys[i][offset + r]), weights);
+        }
+        for (int r = 0; r < rows; r++) std::memcpy(s.sums + (d + r) * kColumns + c, acc[r], sizeof acc[r]);
+    }
+
+    static void add_products(Lanes* acc, float factor, const float* columns) {
+        for (int v = 0; v < kSpan; v++) acc[v] += load(columns + v * kLanes) * factor;
+    }
+};
+
+// Scales and caps the scores of keys [chunk, chunk + count), and hides what a column does not see:
+// by selection, since a slot that is not written may hold anything.
+inline void mask_scores(const Scoring& scoring, int64_t chunk, int count, int columns, bool all_seen,
+                        PrefillScratch& s) {
+    for (int i = 0; i < count; i++) {
+        float* row = s.scores + i * kColumns;
+        const int32_t key = int32_t(chunk + i);
+        scoring.score(row, columns);
+        if (!all_seen)
+#pragma omp simd
+            for (int c = 0; c < columns; c++) row[c] = key < s.first[c] || key > s.last[c] ? -INFINITY : row[c];
+    }
+}
+
+// The online softmax of 16 columns: their scores become weights. True where a highest score rose.
+inline bool weigh_16(int count, int c, PrefillScratch& s) {
+    float highest[16], base[16], total[16];
+    std::memcpy(highest, s.highest + c, sizeof highest);
+    for (int i = 0; i < count; i++)
+#pragma omp simd
+        for (int n = 0; n < 16; n++)
+            highest[n] = s.scores[i * kColumns + c + n] > highest[n] ? s.scores[i * kColumns + c + n] : highest[n];
+    int raised = 0;
+#pragma omp simd reduction(| : raised)
+    for (int n = 0; n < 16; n++) {
+        base[n] = highest[n] == -INFINITY ? 0.0f : highest[n];  // no key seen yet
+        s.factor[c + n] = fast_exp(s.highest[c + n] - base[n]);
+        raised |= highest[n] > s.highest[c + n];
+        total[n] = s.total[c + n] * s.factor[c + n];
+    }
+    for (int i = 0; i < count; i++) {
+        float* row = s.scores + i * kColumns + c;
+#pragma omp simd
+        for (int n = 0; n < 16; n++) {
+            row[n] = fast_exp(row[n] - base[n]);
+            total[n] += row[n];
+        }
+    }
+    std::memcpy(s.highest + c, highest, sizeof highest);
+    std::memcpy(s.total + c, total, sizeof total);
+    return raised != 0;
+}
+
+inline void weigh_columns(int count, int columns, int64_t dim, PrefillScratch& s) {
+    bool raised = false;
+    for (int c = 0; c < columns; c += 16) raised |= weigh_16(count, c, s);
+    if (!raised) return;
+    for (int64_t d = 0; d < dim; d++)
+#pragma omp simd
+        for (int c = 0; c < columns; c++) s.sums[d * kColumns + c] *= s.factor[c];
+}
+
+template <typename T>
+inline void begin_columns(const QueryTile<T>& tile, const Scoring& scoring, int64_t dim, PrefillScratch& s) {
+    std::fill_n(s.sums, dim * kColumns, 0.0f);
+    std::fill_n(s.highest, kColumns, -INFINITY);
+    std::fill_n(s.total, kColumns, 0.0f);
+    for (int c = 0; c < tile.padded_columns(); c++) {
+        const int64_t position = std::min(tile.end - 1, tile.start + c / tile.group);
+        s.last[c] = int32_t(position);
+        s.first[c] = int32_t(scoring.first_key(position));
+    }
+}
+
+template <typename T>
+inline void write_columns(const QueryTile<T>& tile, int64_t dim, const PrefillScratch& s) {
+    for (int c = 0; c < tile.columns(); c++) {
+        T* to = tile.out + tile.offset(c, dim);
+        const float factor = 1.0f / s.total[c];
+        for (int64_t d = 0; d < dim; d++) store(to[d], s.sums[d * kColumns + c] * factor);
+    }
+}
+
+template <typename Products, typename T>
+inline void prefill_with(const PagedLayer<T>& layer, const Scoring& scoring, const QueryTile<T>& tile,
+                         PrefillScratch& s) {
+    const int64_t dim = layer.head_dim, key_head = tile.head * layer.head_stride;
+    const int columns = tile.padded_columns();
+    begin_columns(tile, scoring, dim, s);
+    Products::begin(tile, dim, s);
+    const int64_t begin = scoring.first_key(tile.start), sees_from = scoring.first_key(tile.end - 1);
+    // Not before the first key that is seen, whose block may have been given back; tiles start with
+    // their sixteen keys of one block.
+    const bool in_tiles = Products::kInTiles && layer.block_size % 16 == 0;
+    for (int64_t chunk = in_tiles ? begin / 16 * 16 : begin; chunk < tile.end; chunk += kChunk) {
+        const int count = int(std::min<int64_t>(kChunk, tile.end - chunk));
+        const bool all_seen = chunk >= sees_from && chunk + count - 1 <= tile.start;
+        const ChunkSlots<T> slots(layer, tile.table, chunk, tile.end - chunk);
+        Products::score(layer, slots, key_head, count, columns, s);
+        mask_scores(scoring, chunk, count, columns, all_seen, s);
+        weigh_columns(count, columns, dim, s);
+        Products::add(layer, slots, key_head + layer.value_offset, count, columns, s);
+    }
+    write_columns(tile, dim, s);
+}
+
+}  // namespace kvmesh

@@ -1,0 +1,57 @@
+"""The kernels of one engine step, as a model calls them, and who computes them."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from kernels.attention import AttentionParams
+from kernels.attention_plan import AttentionRow
+from kernels.cpu.library import load_library
+from kernels.cpu.step import CpuStep
+from kernels.torch_step import TorchStep
+
+
+class StepKernels(Protocol):
+    """KV writes and attention of one step, over a pool [blocks, layers, 2, kv_heads, block_size,
+    head_dim] that the caller owns.
+
+    Layers are computed in order, each placed before it is attended:
+
+        query = step.place(layer, qkv, cos, sin, norm=None, epsilon=0.0)
+        attended = step.attend(layer, query, params)
+    """
+
+    def place(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        norm: torch.Tensor | None,
+        epsilon: float,
+    ) -> torch.Tensor:
+        """Norms and rotates the query and key heads, writes keys and values to their slots, and
+        returns the queries [tokens, heads, head_dim] in the pool's dtype.
+
+        `qkv` is [tokens, (heads + 2 · kv_heads) · head_dim], float32, and is used up; `cos` and
+        `sin` are [tokens, 1, head_dim] (see `rotate_`); `norm` [heads + kv_heads, head_dim].
+        """
+
+    def attend(self, layer: int, query: torch.Tensor, params: AttentionParams) -> torch.Tensor:
+        """As `kernels.attention.paged_attention`, which is the reference."""
+
+
+def plan_step(
+    pool: torch.Tensor,
+    num_heads: int,
+    rows: Sequence[AttentionRow],
+    windows: Sequence[int | None] = (None,),
+) -> StepKernels:
+    """What depends on the step alone, made once for all layers. `rows` are in the order of the
+    flattened tokens; `windows` are those that layers will ask for.
+    """
+    library = load_library()
+    if library is not None and CpuStep.computes(pool, num_heads):
+        return CpuStep(library, pool, num_heads, rows)
+    return TorchStep(pool, num_heads, rows, windows)

@@ -1,0 +1,57 @@
+"""A step on plain torch: the reference for other kernels, and what runs where there is none."""
+
+from collections.abc import Sequence
+
+import torch
+
+from kernels.attention import AttentionParams, paged_attention
+from kernels.attention_plan import AttentionRow, plan_attention
+from kernels.kv_write import kv_write, kv_write_index
+from kernels.norm import inverse_rms
+
+
+class TorchStep:
+    """See `kernels.step.StepKernels`."""
+
+    def __init__(
+        self,
+        pool: torch.Tensor,
+        num_heads: int,
+        rows: Sequence[AttentionRow],
+        windows: Sequence[int | None],
+    ) -> None:
+        self._pool = pool
+        self._num_heads = num_heads
+        self._plan = plan_attention(pool, rows, windows)
+        self._slots = kv_write_index(
+            pool, [row.block_table for row in rows], [(row.start, row.end) for row in rows]
+        )
+
+    def place(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        norm: torch.Tensor | None,
+        epsilon: float,
+    ) -> torch.Tensor:
+        heads = qkv.view(len(qkv), -1, self._pool.shape[5])
+        rotated = heads[:, : self._num_heads + self._pool.shape[3]]
+        if norm is not None:
+            rotated.mul_(inverse_rms(rotated, epsilon)).mul_(norm)
+        rotate_(rotated, cos, sin)
+        placed = heads.to(self._pool.dtype)
+        kv_write(self._pool, layer, self._slots, placed[:, self._num_heads :])
+        return placed[:, : self._num_heads]
+
+    def attend(self, layer: int, query: torch.Tensor, params: AttentionParams) -> torch.Tensor:
+        return paged_attention(query, self._pool, layer, self._plan, params)
+
+
+def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotates `heads` [tokens, heads, head_dim] (float32) in place. With x = (a, b) split in
+    halves, the rotated head is x · cos + (b, a) · sin, where `sin` holds −sin in its first half.
+    """
+    swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
+    heads.mul_(cos).addcmul_(swapped, sin)

@@ -1,0 +1,22 @@
+"""`kvmesh bench`: measurements that anyone can repeat. One file a command."""
+
+import typer
+
+from kvmesh.cli.bench import engine, kernels, memory, soak, step, ttft
+
+app = typer.Typer(no_args_is_help=True, help="Measure a fleet.", rich_markup_mode="markdown")
+
+
+@app.callback()
+def bench() -> None:
+    """Measure a fleet, or one engine. Each benchmark starts what it needs unless told where it
+    runs. Exit code 2 says that a figure misses its goal.
+    """
+
+
+app.command("ttft")(ttft.ttft)
+app.command("engine")(engine.engine)
+app.command("kernels")(kernels.kernels)
+app.command("memory")(memory.memory)
+app.command("step")(step.step)
+app.command("soak")(soak.soak)
