@@ -63,7 +63,9 @@ def peer(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            # Not in a session of its own, to which Linux may give as much of the CPU as to all that
+            # is in ours together.
+            process_group=0,
         ) as process,
     ):
         try:
@@ -87,7 +89,7 @@ def _until_ready(name: str, client: OpenAiClient, process: "subprocess.Popen[byt
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Its whole session: what it started goes with it."""
+    """Its whole process group: what it started goes with it."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=20)
