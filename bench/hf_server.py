@@ -6,10 +6,12 @@ One static batch at a time of requests with equal lengths, those that wait when 
 """
 
 import json
+import os
 import queue
 import sys
 import threading
 import time
+import traceback
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -30,13 +32,26 @@ class Job:
 JOBS: "queue.SimpleQueue[Job]" = queue.SimpleQueue()
 
 
-def compute(directory: str) -> None:
-    """Runs batches for ever."""
+def load(directory: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
+
+
+def compute(model: Any) -> None:
+    """Runs batches for ever. Ends the process when one fails: nobody should wait for it."""
+    try:
+        _compute(model)
+    finally:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _compute(model: Any) -> None:
+    import torch
+
     kept: list[Job] = []
     while True:
         batch, kept = _next_batch(kept)
@@ -110,7 +125,7 @@ class Server(ThreadingHTTPServer):
 
 def main() -> None:
     directory, port = sys.argv[1:]
-    threading.Thread(target=compute, args=(directory,), daemon=True).start()
+    threading.Thread(target=compute, args=(load(directory),), daemon=True).start()
     Server(("127.0.0.1", int(port)), Handler).serve_forever()
 
 

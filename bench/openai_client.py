@@ -87,6 +87,8 @@ def _read(response: HTTPResponse, started: float) -> Answer:
         if text := "".join(map(_text, event["choices"])):
             times.append(time.perf_counter())
             texts.append(text)
+    if not times or not usage:
+        raise RuntimeError("the stream ended early")
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     timing = Timing(started, times[0], times[-1], usage["completion_tokens"], cached)
     return Answer("".join(texts), timing)

@@ -41,7 +41,9 @@ def _vllm(directory: Path, port: int, kv_bytes: int, max_model_len: int) -> Comm
 
 def _hf(directory: Path, port: int, _kv_bytes: int, _max_model_len: int) -> Command:
     script = Path(__file__).parent / "hf_server.py"
-    return [str(directory / "hf/bin/python"), str(script), str(directory / "model"), str(port)], {}
+    # -P: what lies beside the script is no module of its own.
+    command = [str(directory / "hf/bin/python"), "-P", str(script)]
+    return [*command, str(directory / "model"), str(port)], {}
 
 
 PEERS: dict[str, Callable[[Path, int, int, int], Command]] = {"vllm": _vllm, "hf": _hf}
