@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.kvmesh-installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test lint protos bench soak-node clean
+.PHONY: help install demo serve test test-large lint protos bench soak-node clean
 
 help: ## Show what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' \
@@ -35,6 +35,9 @@ serve: install ## Serve the model on http://127.0.0.1:8000/v1 until Ctrl-C
 
 test: install ## Run all tests
 	$(BIN)/python -m pytest $(ARGS)
+
+test-large: install ## Run the tests that download a second real model
+	$(BIN)/python -m pytest -m large $(ARGS)
 
 lint: install ## Check style, types, import rules, and that stubs and contract fit the protos
 	$(BIN)/ruff check .
