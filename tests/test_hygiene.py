@@ -30,6 +30,21 @@ def test_every_module_says_what_it_is_for():
     assert silent == []
 
 
+def test_nothing_of_one_machine_is_committed():
+    """What git ignores was added by mistake; a link may lead where only its author has something,
+    and checking it out over a directory that git ignores deletes that.
+    """
+
+    def listed(*arguments):
+        command = ["git", "ls-files", *arguments]
+        return subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+
+    assert listed("--cached", "--ignored", "--exclude-standard") == []
+    assert [line for line in listed("--stage") if line.startswith("120000")] == []
+
+
 def test_make_help_lists_every_target():
     phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     help_text = subprocess.run(
