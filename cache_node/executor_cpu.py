@@ -128,7 +128,14 @@ def _make_pool(layout: KvLayout, num_blocks: int, dtype: torch.dtype) -> torch.T
     takes no memory.
     """
     shape = layout.pool_shape(num_blocks)
-    raw = np.zeros(layout.bytes_per_block * num_blocks, dtype=np.uint8)
+    size = layout.bytes_per_block * num_blocks
+    try:
+        raw = np.zeros(size, dtype=np.uint8)
+    except (MemoryError, ValueError) as error:  # more than there is, more than can be addressed
+        raise ValueError(
+            f"kv_cache_bytes: this machine cannot reserve {size} bytes for {num_blocks} blocks; "
+            "give the pool less"
+        ) from error
     return torch.from_numpy(raw).view(dtype).view(shape)
 
 

@@ -52,6 +52,10 @@ class Fleet:
     def require_ports(self) -> None:
         """Raises PortInUseError if the fleet could not listen where it should."""
         config = self._config
+        if config.http_port == config.grpc_port:
+            raise ports.PortInUseError(
+                f"--http-port and --grpc-port are both {config.http_port}; give each its own"
+            )
         ports.require_free(config.host, config.http_port, "--http-port")
         ports.require_free(config.host, config.grpc_port, "--grpc-port")
         if config.node_port_base is not None:

@@ -110,6 +110,12 @@ def test_pool_size_comes_from_blocks_or_bytes(tiny):
     assert make_executor(tiny, num_blocks=7).num_blocks == 7
 
 
+@pytest.mark.parametrize("size", [10**15, 2**63 - 1])
+def test_a_pool_that_no_machine_has_is_refused(tiny, size):
+    with pytest.raises(ValueError, match=r"kv_cache_bytes: .* give the pool less"):
+        make_executor(tiny, num_blocks=None, kv_cache_bytes=size)
+
+
 def test_a_pool_without_room_for_a_block_is_refused(tiny):
     with pytest.raises(ValueError, match="kv_cache_bytes 1000"):
         make_executor(tiny, num_blocks=None, kv_cache_bytes=1000)

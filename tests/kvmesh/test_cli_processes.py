@@ -9,8 +9,10 @@ import pytest
 from rich.console import Console
 
 from kvmesh.cli.child import Child, ChildDiedError, LogLine, describe_exit
+from kvmesh.cli.fleet import Fleet
 from kvmesh.cli.ports import PortInUseError, free_ports, require_free
 from kvmesh.cli.screen import Screen
+from kvmesh.cli.serve_config import ServeConfig
 from kvmesh.cli.stages import Stages
 
 
@@ -118,6 +120,12 @@ def test_each_stage_is_one_line_where_there_is_no_terminal(shown, capsys):
     screen.line(child, LogLine("", "ready", {"event": "ready"}))
     assert out.getvalue().split() == ["node-0", "convert", "node-0", "ready"]
     assert capsys.readouterr().err == ""
+
+
+def test_two_apis_on_one_port_are_refused_before_anything_starts():
+    fleet = Fleet(ServeConfig(http_port=8000, grpc_port=8000), ignore, print)
+    with pytest.raises(PortInUseError, match="--http-port and --grpc-port are both 8000"):
+        fleet.require_ports()
 
 
 def test_a_quiet_screen_shows_warnings_at_once_and_the_rest_of_a_dead_child(shown, capsys):
