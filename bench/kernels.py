@@ -13,6 +13,7 @@ from statistics import median
 
 import numpy as np
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from bench.figures import Goal
 from cache_node.config import NodeConfig
@@ -48,8 +49,9 @@ class Figure:
     what: str
     seconds: float
     of_read: float  # time of a linear read of the same bytes, over the kernel's
-    torch_seconds: float | None
+    torch_seconds: float | None  # what one would write
     beside_torch: float | None  # torch's time over the kernel's
+    beside_fallback: float | None = None  # what runs where there is no compiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +98,27 @@ def _decode(library: Library, batch: int, context: int, repetitions: int) -> Fig
     ids = (torch.randperm(batch * width) + 1).view(batch, width).tolist()
     rows = [AttentionRow(context - 1, context, table) for table in ids]
     query = torch.randn(batch, HEADS, HEAD_DIM).bfloat16()
-    steps = (CpuStep(library, pool, HEADS, rows), TorchStep(pool, HEADS, rows, [None]))
     params = AttentionParams(HEAD_DIM**-0.5)
+    kernel = CpuStep(library, pool, HEADS, rows)
+    fallback = TorchStep(pool, HEADS, rows, [None])
+    tables = [torch.tensor(table) for table in ids]
 
     def attend(step: CpuStep | TorchStep) -> None:
         for layer in range(LAYERS):
             step.attend(layer, query, params)
 
+    def gather_and_attend() -> None:
+        for layer in range(LAYERS):
+            for table, heads in zip(tables, query, strict=True):
+                keys, values = pool[table, layer].permute(1, 2, 0, 3, 4).flatten(2, 3).unsqueeze(1)
+                scaled_dot_product_attention(
+                    heads[None, :, None], keys, values, scale=params.scale, enable_gqa=True
+                )
+
     size = batch * context * 2 * KV_HEADS * HEAD_DIM * 2
     return _compare(
         f"decode attention {batch} × {context}",
-        [lambda: attend(steps[0]), lambda: attend(steps[1])],
+        [lambda: attend(kernel), gather_and_attend, lambda: attend(fallback)],
         LAYERS,
         size,
         repetitions,
@@ -167,8 +179,8 @@ def _weight_bytes(executor: CpuExecutor) -> int:
 def _compare(
     what: str, runs: Sequence[Callable[[], object]], parts: int, size: int, repetitions: int
 ) -> Figure:
-    """`runs` are the kernel and, if there is one, its rival; `size` bytes are what one of `parts`
-    reads.
+    """`runs` are the kernel, then, if there are any, its rival and the fallback; `size` bytes are
+    what one of `parts` reads.
     """
     data = np.ones(READ_BYTES // 8, np.uint64)
     times: list[list[float]] = []
@@ -177,12 +189,11 @@ def _compare(
     for _ in range(repetitions):
         read = _seconds(lambda: np.maximum.reduce(data)) * size / READ_BYTES
         times.append([read, *(_seconds(run) / parts for run in runs)])
+    of_read, _, *beside = (median(row[i] / row[1] for row in times) for i in range(len(runs) + 1))
+    rival = median(row[2] for row in times) if beside else None
+    rival_ratio, fallback_ratio, *_ = [*beside, None, None]
     kernel = median(row[1] for row in times)
-    of_read = median(row[0] / row[1] for row in times)
-    if len(runs) == 1:
-        return Figure(what, kernel, of_read, None, None)
-    rival, ratio = median(row[2] for row in times), median(row[2] / row[1] for row in times)
-    return Figure(what, kernel, of_read, rival, ratio)
+    return Figure(what, kernel, of_read, rival, rival_ratio, fallback_ratio)
 
 
 def _seconds(run: Callable[[], object]) -> float:

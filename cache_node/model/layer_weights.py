@@ -1,26 +1,12 @@
 """The weights of a decoder as the forward pass wants them: by layer, some of them fused."""
 
-from typing import NamedTuple
-
 import torch
 
 from cache_node.model.model_config import ModelConfig
 from cache_node.model.weights import Checkpoint
+from kernels.attention import AttentionParams
+from kernels.decoder_layer import DecoderLayer
 from kernels.linear import Linear, make_linear
-
-
-class LayerWeights(NamedTuple):
-    """Norms are float32, with the family's offset added; None where the family has none."""
-
-    input_norm: torch.Tensor  # [hidden]
-    qkv: Linear  # the heads of q, then k, then v
-    head_norm: torch.Tensor | None  # [heads + kv_heads, head_dim]: of q, then k
-    output: Linear
-    output_norm: torch.Tensor | None
-    mlp_norm: torch.Tensor
-    gate_up: Linear  # gated
-    down: Linear
-    down_norm: torch.Tensor | None
 
 
 class WeightLoader:
@@ -48,7 +34,8 @@ class WeightLoader:
         weight = self._checkpoint.tensor(f"{name}.weight", shape, torch.float32)
         return weight + self._config.norm_offset
 
-    def layer(self, index: int) -> LayerWeights:
+    def layer(self, index: int, rope: int) -> DecoderLayer:
+        """The `index`th, which takes rotation `rope`."""
         config, prefix = self._config, f"model.layers.{index}"
         hidden, inner = config.hidden_size, config.intermediate_size
         query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -56,10 +43,14 @@ class WeightLoader:
         qkv = [(f"{attention}.{n}_proj", s) for n, s in (("q", query), ("k", key), ("v", key))]
         gate_up = [(f"{mlp}.gate_proj", inner), (f"{mlp}.up_proj", inner)]
         output_norm, mlp_norm, down_norm = self._norms(prefix)
-        return LayerWeights(
+        return DecoderLayer(
             input_norm=self.norm(f"{prefix}.input_layernorm"),
             qkv=self._fused(qkv, hidden, config.qkv_bias),
             head_norm=self._head_norm(attention) if config.head_norms else None,
+            attention=AttentionParams(
+                config.attention_scale, config.layers[index].window, config.attention_softcap
+            ),
+            rope=rope,
             output=self._fused([(f"{attention}.o_proj", hidden)], query, config.output_bias),
             output_norm=output_norm,
             mlp_norm=mlp_norm,

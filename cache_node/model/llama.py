@@ -8,9 +8,10 @@ from cache_node.model.layer_weights import WeightLoader
 from cache_node.model.model_config import ModelConfig
 from cache_node.model.rope import Rotation, inverse_frequencies
 from cache_node.model.weights import Checkpoint
-from kernels.attention import AttentionParams
-from kernels.linear import Linear, make_linear
-from kernels.norm import inverse_rms, rms_norm
+from kernels.decoder import make_decoder
+from kernels.decoder_layer import DecoderParams
+from kernels.linear import make_linear
+from kernels.norm import rms_norm
 from kernels.step import StepKernels
 
 
@@ -37,17 +38,14 @@ class LlamaModel:
         self.dtype = dtype
         loader = WeightLoader(config, checkpoint, dtype)
         self._embedding = make_linear(loader.embedding())
-        self._layers = [loader.layer(i) for i in range(config.num_layers)]
+        ropes = list(dict.fromkeys(layer.rope for layer in config.layers))
+        self._frequencies = [inverse_frequencies(rope, config.head_dim) for rope in ropes]
+        layers = [loader.layer(i, ropes.index(layer.rope)) for i, layer in enumerate(config.layers)]
+        params = DecoderParams(config.rms_norm_eps, config.activation, dtype)
+        self._decoder = make_decoder(layers, params)
         self._norm = loader.norm("model.norm")
         # Tied, both are one copy in memory: rows are read out of the head's layout.
         self._head = self._embedding if config.tied_embeddings else make_linear(loader.head())
-        self._attention = [
-            AttentionParams(config.attention_scale, layer.window, config.attention_softcap)
-            for layer in config.layers
-        ]
-        self._frequencies = {
-            layer.rope: inverse_frequencies(layer.rope, config.head_dim) for layer in config.layers
-        }
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).float()
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
@@ -59,22 +57,9 @@ class LlamaModel:
 
         For many rows, whose logits are too large to be made at once.
         """
-        config, kernels = self.config, inputs.kernels
         residual = self._embedding.rows(inputs.token_ids).mul_(self._embedding_scale)
-        rotations = {
-            rope: Rotation.at(inputs.positions, frequencies)
-            for rope, frequencies in self._frequencies.items()
-        }
-        for index, (kind, layer) in enumerate(zip(config.layers, self._layers, strict=True)):
-            qkv = layer.qkv.wide(self._normed(residual, layer.input_norm))
-            query = kernels.place(
-                index, qkv, *rotations[kind.rope], layer.head_norm, config.rms_norm_eps
-            )
-            attended = kernels.attend(index, query, self._attention[index])
-            self._add(residual, layer.output, attended.flatten(1), layer.output_norm)
-            x = self._normed(residual, layer.mlp_norm)
-            gated = layer.gate_up.gated(x, config.activation)
-            self._add(residual, layer.down, gated, layer.down_norm)
+        rotations = [Rotation.at(inputs.positions, each) for each in self._frequencies]
+        self._decoder.run(residual, rotations, inputs.kernels)
         return residual[inputs.logit_tokens]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -82,16 +67,6 @@ class LlamaModel:
         logits = self._head.wide(self._normed(hidden, self._norm))
         cap = self.config.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
-
-    def _add(
-        self, residual: torch.Tensor, linear: Linear, x: torch.Tensor, norm: torch.Tensor | None
-    ) -> None:
-        """Adds what `linear` makes of x, normed where the family does so, to `residual`."""
-        if norm is None:
-            linear.add_to(residual, x)
-        else:
-            output = linear.wide(x)
-            residual.addcmul_(output * inverse_rms(output, self.config.rms_norm_eps), norm)
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, weight, self.config.rms_norm_eps, self.dtype)

@@ -2,6 +2,7 @@
 #include <memory>
 #include <vector>
 
+#include "api.h"
 #include "decode.h"
 #include "prefill.h"
 #include "prefill_amx.h"
@@ -26,13 +27,18 @@ struct Step {
     int threads;
 };
 
-// What one thread computes at a time: queries of a row and the KV heads from `head` on; for a
-// decode row, some of its keys. Long rows are split when there are fewer rows than threads.
-struct Task {
+// Queries [begin, end) of a row for one KV head.
+struct PrefillPart {
     const Row* row;
-    int64_t head, heads;
-    int64_t begin, end;     // keys of a decode row; queries of another
-    int64_t part = 0, parts = 1;
+    int64_t head, begin, end;
+};
+
+// Keys [begin, end) of a row that decodes, for some KV heads. Long rows are split when there are fewer rows
+// than threads.
+struct DecodePart {
+    const Row* row;
+    int64_t head, heads, begin, end;
+    int64_t part, parts;
 };
 
 bool decodes(const Row& row, const Shape& shape) { return row.end - row.start == 1 && shape.group() <= kGroup; }
@@ -40,96 +46,109 @@ bool decodes(const Row& row, const Shape& shape) { return row.end - row.start ==
 constexpr int64_t kSplitKeys = 512;  // shorter parts cost more to join than they save
 
 template <typename T>
-void add_decode_tasks(const Step<T>& step, const Row& row, int64_t pieces, std::vector<Task>& tasks) {
+void split_keys(const Step<T>& step, const Row& row, int64_t pieces, std::vector<DecodePart>& parts) {
     const int64_t begin = step.scoring.first_key(row.end - 1), keys = row.end - begin;
     const int64_t head_parts = std::min<int64_t>(pieces, step.shape.kv_heads);
     const int64_t wanted = ceil_div(pieces, head_parts);
-    const int64_t parts = std::max<int64_t>(1, std::min(wanted, keys / kSplitKeys));
+    const int64_t count = std::max<int64_t>(1, std::min(wanted, keys / kSplitKeys));
     for (int64_t h = 0; h < head_parts; h++) {
         const int64_t head = step.shape.kv_heads * h / head_parts;
         const int64_t next = step.shape.kv_heads * (h + 1) / head_parts;
-        for (int64_t p = 0; p < parts; p++)
-            tasks.push_back({&row, head, next - head, begin + keys * p / parts, begin + keys * (p + 1) / parts, p, parts});
+        for (int64_t p = 0; p < count; p++)
+            parts.push_back({&row, head, next - head, begin + keys * p / count, begin + keys * (p + 1) / count, p, count});
     }
 }
 
 template <typename T>
-std::vector<Task> make_tasks(const Step<T>& step) {
-    // With several threads, a few tasks for each, so that a slow core holds up little.
+std::vector<DecodePart> decode_parts(const Step<T>& step) {
+    // With several threads, a few parts for each, so that a slow core holds up little.
     const int64_t wanted = step.threads == 1 ? 1 : 3 * step.threads;
     const int64_t pieces = ceil_div(wanted, std::max<int64_t>(1, step.rows.size()));
-    std::vector<Task> tasks;
-    for (const Row& row : step.rows) {
-        if (decodes(row, step.shape)) {
-            add_decode_tasks(step, row, pieces, tasks);
-            continue;
-        }
-        const int64_t queries = std::max<int64_t>(1, kColumns / step.shape.group());
-        for (int64_t h = 0; h < step.shape.kv_heads; h++)
-            for (int64_t q = row.start; q < row.end; q += queries)
-                tasks.push_back({&row, h, 1, q, std::min(row.end, q + queries)});
-    }
-    return tasks;
+    std::vector<DecodePart> parts;
+    for (const Row& row : step.rows)
+        if (decodes(row, step.shape)) split_keys(step, row, pieces, parts);
+    return parts;
 }
 
-// Sums and softmax of the query heads of one task; those of a split row wait here for the others.
-struct Partial {
+template <typename T>
+std::vector<PrefillPart> prefill_parts(const Step<T>& step) {
+    const int64_t queries = std::max<int64_t>(1, kColumns / step.shape.group());
+    std::vector<PrefillPart> parts;
+    for (const Row& row : step.rows)
+        if (!decodes(row, step.shape))
+            for (int64_t h = 0; h < step.shape.kv_heads; h++)
+                for (int64_t q = row.start; q < row.end; q += queries)
+                    parts.push_back({&row, h, q, std::min(row.end, q + queries)});
+    return parts;
+}
+
+// Of the query heads of all parts that decode, one part behind the other.
+struct Sums {
     std::vector<float> sums;
     std::vector<OnlineSoftmax> softmax;
 };
 
 template <typename T>
-void write_heads(const Partial& partial, int64_t head_dim, T* out) {
+int64_t query_offset(const Step<T>& step, const Row& row, int64_t head) {
+    return (row.first * step.shape.heads + head * step.shape.group()) * step.shape.head_dim;
+}
+
+template <typename T>
+void write_heads(const DecodeTask<T>& task, int64_t heads, int64_t head_dim, T* out) {
     float sums[kMaxDim];
-    for (size_t h = 0; h < partial.softmax.size(); h++) {
-        unpair<T>(&partial.sums[h * head_dim], head_dim, sums);
-        const float factor = 1.0f / partial.softmax[h].total;
+    for (int64_t h = 0; h < heads; h++) {
+        unpair<T>(task.sums + h * head_dim, head_dim, sums);
+        const float factor = 1.0f / task.softmax[h].total;
         for (int64_t d = 0; d < head_dim; d++) store(out[h * head_dim + d], sums[d] * factor);
     }
 }
 
+// Adds a part of a split row to its first part: each was summed relative to its own base.
 template <typename T>
-int64_t task_offset(const Step<T>& step, const Task& task) {
-    return (task.row->first * step.shape.heads + task.head * step.shape.group()) * step.shape.head_dim;
+void join(const DecodeTask<T>& all, const DecodeTask<T>& part, int64_t heads, int64_t dim) {
+    for (int64_t h = 0; h < heads; h++) {
+        const float shrink = all.softmax[h].raise(part.softmax[h].base);
+        const float factor = exp2(part.softmax[h].base - all.softmax[h].base);
+        all.softmax[h].total += part.softmax[h].total * factor;
+        for (int64_t d = h * dim; d < (h + 1) * dim; d++) all.sums[d] = all.sums[d] * shrink + part.sums[d] * factor;
+    }
 }
 
 template <typename T>
-void run_decode(const Step<T>& step, const Task& task, Partial& partial) {
-    const int group = int(step.shape.group());
-    const int64_t dim = step.shape.head_dim, heads = task.heads * group;
-    partial.sums.assign(heads * dim, 0.0f);
-    partial.softmax.assign(heads, OnlineSoftmax());
-    const int64_t at = task_offset(step, task);
-    decode(step.layer, step.scoring, task.row->table, task.begin, task.end, task.head, task.heads, group,
-           step.query + at, partial.softmax.data(), partial.sums.data());
-    if (task.parts == 1) write_heads(partial, dim, step.out + at);
-}
-
-// Joins the parts of a split row: each was summed relative to its own highest score.
-template <typename T>
-void join_parts(const Step<T>& step, const Task* tasks, Partial* partials) {
-    const int64_t dim = step.shape.head_dim;
-    Partial& all = partials[0];
-    for (int64_t p = 1; p < tasks[0].parts; p++)
-        for (size_t h = 0; h < all.softmax.size(); h++) {
-            const OnlineSoftmax part = partials[p].softmax[h];
-            const float shrink = all.softmax[h].raise(part.highest);
-            const float factor = fast_exp(part.highest - all.softmax[h].highest);
-            all.softmax[h].total += part.total * factor;
-            for (int64_t d = 0; d < dim; d++)
-                all.sums[h * dim + d] = all.sums[h * dim + d] * shrink + partials[p].sums[h * dim + d] * factor;
-        }
-    write_heads(all, dim, step.out + task_offset(step, tasks[0]));
+std::vector<DecodeTask<T>> decode_tasks(const Step<T>& step, const std::vector<DecodePart>& parts, Sums& all) {
+    const int64_t dim = step.shape.head_dim, group = step.shape.group();
+    int64_t heads = 0;
+    for (const DecodePart& part : parts) heads += part.heads * group;
+    all.sums.assign(heads * dim, 0.0f);
+    all.softmax.assign(heads, OnlineSoftmax());
+    std::vector<DecodeTask<T>> tasks;
+    heads = 0;
+    for (const DecodePart& part : parts) {
+        tasks.push_back({part.row->table, part.begin, part.end, part.head, part.heads,
+                         step.query + query_offset(step, *part.row, part.head), &all.softmax[heads],
+                         &all.sums[heads * dim]});
+        heads += part.heads * group;
+    }
+    return tasks;
 }
 
 template <typename T>
-void run_prefill(const Step<T>& step, const Task& task) {
+void finish(const Step<T>& step, const std::vector<DecodePart>& parts, const std::vector<DecodeTask<T>>& tasks) {
+    for (size_t i = 0; i < tasks.size(); i += parts[i].parts) {
+        const int64_t heads = parts[i].heads * step.shape.group();
+        for (int64_t p = 1; p < parts[i].parts; p++) join(tasks[i], tasks[i + p], heads, step.shape.head_dim);
+        write_heads(tasks[i], heads, step.shape.head_dim, step.out + query_offset(step, *parts[i].row, parts[i].head));
+    }
+}
+
+template <typename T>
+void run_prefill(const Step<T>& step, const PrefillPart& part) {
     thread_local const std::unique_ptr<PrefillScratch> scratch = std::make_unique<PrefillScratch>();
     const Shape& shape = step.shape;
     const int64_t token_stride = shape.heads * shape.head_dim;
-    const int64_t at = task_offset(step, task) + (task.begin - task.row->start) * token_stride;
+    const int64_t at = query_offset(step, *part.row, part.head) + (part.begin - part.row->start) * token_stride;
     const QueryTile<T> tile{step.query + at, step.out + at, token_stride, int(shape.group()),
-                            task.begin, task.end, task.head, task.row->table};
+                            part.begin, part.end, part.head, part.row->table};
 #if defined(KVMESH_AMX)
     if constexpr (std::is_same_v<T, bf16>)
         if (TileProducts::fit(step.layer)) return prefill_with<TileProducts>(step.layer, step.scoring, tile, *scratch);
@@ -139,26 +158,33 @@ void run_prefill(const Step<T>& step, const Task& task) {
 
 template <typename T>
 void run(const Step<T>& step) {
-    const std::vector<Task> tasks = make_tasks(step);
-    std::vector<Partial> partials(tasks.size());
-#pragma omp parallel num_threads(step.threads) if (step.threads > 1 && tasks.size() > 1)
+    const std::vector<PrefillPart> prefills = prefill_parts(step);
+    const std::vector<DecodePart> parts = decode_parts(step);
+    Sums sums;
+    const std::vector<DecodeTask<T>> tasks = decode_tasks(step, parts, sums);
+    // Streams are as long as can be, but a few for each thread.
+    const size_t streams = step.threads == 1 ? 1 : std::min<size_t>(tasks.size(), 4 * step.threads);
+    const size_t units = prefills.size() + streams;
+#pragma omp parallel num_threads(step.threads) if (step.threads > 1 && units > 1)
     {
 #if defined(KVMESH_AMX)
         if (amx_ready()) configure_tiles(16, 16, 16);
 #endif
 #pragma omp for schedule(dynamic, 1)
-        for (size_t i = 0; i < tasks.size(); i++) {
-            if (decodes(*tasks[i].row, step.shape))
-                run_decode(step, tasks[i], partials[i]);
-            else
-                run_prefill(step, tasks[i]);
+        for (size_t i = 0; i < units; i++) {
+            if (i < prefills.size()) {
+                run_prefill(step, prefills[i]);
+                continue;
+            }
+            const size_t stream = i - prefills.size();
+            const size_t begin = tasks.size() * stream / streams, end = tasks.size() * (stream + 1) / streams;
+            DecodeStream<T>(step.layer, step.scoring, int(step.shape.group()), &tasks[begin], end - begin).run();
         }
 #if defined(KVMESH_AMX)
         if (amx_ready()) _tile_release();
 #endif
     }
-    for (size_t i = 0; i < tasks.size(); i += tasks[i].parts)
-        if (tasks[i].parts > 1) join_parts(step, &tasks[i], &partials[i]);
+    finish(step, parts, tasks);
 }
 
 template <typename T>

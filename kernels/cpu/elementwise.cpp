@@ -1,4 +1,5 @@
 // What lies between the linear layers and the attention of a decoder layer.
+#include "api.h"
 #include "norm.h"
 #include "paged.h"
 

@@ -28,6 +28,11 @@ _SIGNATURES = {
     "linear": [
         _POINTER, _INT64, _INT64, _POINTER, _INT64, _POINTER, _INT32, _POINTER, _INT32,
     ],
+    # decoder, pool, is_bfloat16, sizes, rows, spans, tables, tokens, residual, rotations, threads
+    "decoder": [
+        _POINTER, _POINTER, _INT32, _POINTER, _INT64, _POINTER, _POINTER, _INT64, _POINTER,
+        _POINTER, _INT32,
+    ],
 }  # fmt: skip
 
 
@@ -47,6 +52,7 @@ class Library:
         self.place = functions.kvmesh_place
         self.rms_norm = functions.kvmesh_rms_norm
         self.linear = functions.kvmesh_linear
+        self.decoder = functions.kvmesh_decoder
 
     @staticmethod
     def threads() -> int:

@@ -2,13 +2,13 @@
 #include <algorithm>
 #include <vector>
 
+#include "api.h"
+#include "lanes.h"
 #include "linear.h"
 
 using namespace kvmesh;
 
 namespace {
-
-enum Ending { kBfloat16 = 0, kFloat32 = 1, kAdd = 2, kSiluGate = 3, kGeluGate = 4 };
 
 struct Linear {
     const bf16* x;
@@ -25,33 +25,29 @@ struct Linear {
 void plain_end(const Linear& linear, int64_t first, int64_t row, const float* sums) {
     const int count = int(std::min<int64_t>(kWide, linear.outputs - first));
     const int64_t at = row * linear.outputs + first;
-    float values[kWide];
-    for (int n = 0; n < kWide; n++) values[n] = sums[n];
-    if (linear.bias)
-        for (int n = 0; n < count; n++) values[n] += linear.bias[first + n];
-    if (linear.ending == kBfloat16) {
-        bf16* to = static_cast<bf16*>(linear.out) + at;
-        for (int n = 0; n < count; n++) store(to[n], values[n]);
-    } else if (linear.ending == kFloat32) {
-        std::memcpy(static_cast<float*>(linear.out) + at, values, count * sizeof(float));
-    } else {
-        float* to = static_cast<float*>(linear.out) + at;
-        for (int n = 0; n < count; n++) to[n] += values[n];
+    float* to = static_cast<float*>(linear.out) + at;
+    const float* bias = linear.bias ? linear.bias + first : nullptr;
+    int n = 0;
+    for (; n + kLanes <= count; n += kLanes) {
+        Lanes value = load(sums + n);
+        if (bias) value += load(bias + n);
+        if (linear.ending == kAdd) value += load(to + n);
+        store(to + n, value);
     }
+    for (; n < count; n++) to[n] = sums[n] + (bias ? bias[n] : 0.0f) + (linear.ending == kAdd ? to[n] : 0.0f);
 }
 
 // The first block of a pair holds 16 rows of the gate, the second the same rows of up.
 void gated_end(const Linear& linear, int64_t first, int64_t row, const float* sums) {
-    float gate[kBlock], up[kBlock];
-    for (int n = 0; n < kBlock; n++) {
-        gate[n] = sums[n] + (linear.bias ? linear.bias[first + n] : 0.0f);
-        up[n] = sums[n + kBlock] + (linear.bias ? linear.bias[first + kBlock + n] : 0.0f);
-    }
     bf16* to = static_cast<bf16*>(linear.out) + (row * linear.outputs + first) / 2;
-    if (linear.ending == kSiluGate)
-        for (int n = 0; n < kBlock; n++) store(to[n], silu(gate[n]) * up[n]);
-    else
-        for (int n = 0; n < kBlock; n++) store(to[n], gelu_tanh(gate[n]) * up[n]);
+    for (int n = 0; n < kBlock; n += kLanes) {
+        Lanes gate = load(sums + n), up = load(sums + n + kBlock);
+        if (linear.bias) {
+            gate += load(linear.bias + first + n);
+            up += load(linear.bias + first + n + kBlock);
+        }
+        store(to + n, (linear.ending == kSiluGate ? silu(gate) : gelu_tanh(gate)) * up);
+    }
 }
 
 void finish(const Linear& linear, int64_t first, int64_t row, int tokens, const float* sums) {

@@ -8,7 +8,8 @@ from kernels.cpu.library import Library
 BLOCK = 16  # outputs of a tile
 DEPTH = 32  # inputs of a tile
 
-_FLOAT32, _ADD, _GATES = 1, 2, {"silu": 3, "gelu_pytorch_tanh": 4}
+# What follows a product; see api.h.
+FLOAT32, ADD, GATES = 1, 2, {"silu": 3, "gelu_pytorch_tanh": 4}
 
 
 class PackedLinear:
@@ -27,37 +28,44 @@ class PackedLinear:
         the lower.
         """
         self._library = library
-        self._inputs = weight.shape[1]
+        self.inputs = weight.shape[1]
         self._result_size = len(weight) // 2 if gated else len(weight)
         self._bias = None if bias is None else bias.float()
         if gated:
             weight = _interleave(weight)
             self._bias = None if self._bias is None else _interleave(self._bias)
-        self._outputs = len(weight)
+        self.outputs = len(weight)
         self._packed = WEIGHTS.copy(pack(weight))
 
     def wide(self, x: torch.Tensor) -> torch.Tensor:
-        out = torch.empty((x.shape[0], self._outputs))
-        self._run(x, _FLOAT32, out)
+        out = torch.empty((x.shape[0], self.outputs))
+        self._run(x, FLOAT32, out)
         return out
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
-        self._run(x, _ADD, residual)
+        self._run(x, ADD, residual)
 
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        out = torch.empty((x.shape[0], self._outputs // 2), dtype=x.dtype)
-        self._run(x, _GATES[activation], out)
+        out = torch.empty((x.shape[0], self.outputs // 2), dtype=x.dtype)
+        self._run(x, GATES[activation], out)
         return out[:, : self._result_size].contiguous()
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         tiles = self._packed[ids // BLOCK, :, :, ids % BLOCK]
-        return tiles.reshape(len(ids), -1)[:, : self._inputs].float()
+        return tiles.reshape(len(ids), -1)[:, : self.inputs].float()
+
+    @property
+    def weight_address(self) -> int:
+        return self._packed.data_ptr()
+
+    @property
+    def bias_address(self) -> int | None:
+        return None if self._bias is None else self._bias.data_ptr()
 
     def _run(self, x: torch.Tensor, ending: int, out: torch.Tensor) -> None:
-        bias = None if self._bias is None else self._bias.data_ptr()
         self._library.linear(
-            x.data_ptr(), x.shape[0], self._inputs, self._packed.data_ptr(), self._outputs, bias,
-            ending, out.data_ptr(), self._library.threads(),
+            x.data_ptr(), x.shape[0], self.inputs, self.weight_address, self.outputs,
+            self.bias_address, ending, out.data_ptr(), self._library.threads(),
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-// Number formats and the two transcendental functions, written so that compilers vectorise them.
+// Number formats, and powers of two.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -33,31 +33,20 @@ inline void store(bf16& to, float x) {
 }
 inline void store(float& to, float x) { to = x; }
 
-// exp as 2^n · e^f with |f| ≤ ln 2 / 2 and Cephes' polynomial for e^f; 2e-7 relative. Exactly 0 below
-// −87, where float32 leaves its normal range, so that a score of −inf weighs nothing.
-inline float fast_exp(float x) {
-    float clamped = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
-    float shifted = clamped * 1.44269504f + 12582912.0f;  // 1.5 · 2^23: rounds; n is in the low bits
-    float n = shifted - 12582912.0f;
-    float f = clamped - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts: n · ln 2 is exact
-    float p = 1.9875691500e-4f;
-    p = p * f + 1.3981999507e-3f;
-    p = p * f + 8.3334519073e-3f;
-    p = p * f + 4.1665795894e-2f;
-    p = p * f + 1.6666665459e-1f;
-    p = p * f + 5.0000001201e-1f;
-    p = p * (f * f) + f + 1.0f;
-    float result = float_of(bits_of(p) + (bits_of(shifted) << 23));
-    return x < -87.0f ? 0.0f : result;
-}
+// 2^x = 2^n · 2^f with |f| ≤ 1/2, by a polynomial whose relative error is 7e-8 (Remez). Exactly 0 below
+// −126, where float32 leaves its normal range, so that a score of −inf weighs nothing.
+constexpr float kExp2[] = {1.0f, 0.693146944f, 0.240221202f, 0.0555071309f, 0.00967554096f, 0.00132764725f};
+constexpr float kExp2Lowest = -126.0f, kExp2Highest = 127.0f;
+constexpr float kLog2E = 1.44269504f;
 
-inline float fast_tanh(float x) { return 1.0f - 2.0f / (fast_exp(2.0f * x) + 1.0f); }
-
-inline float silu(float x) { return x / (1.0f + fast_exp(-x)); }
-
-// The tanh approximation of GELU, as Gemma uses it.
-inline float gelu_tanh(float x) {
-    return 0.5f * x * (1.0f + fast_tanh(0.79788456f * (x + 0.044715f * x * x * x)));
+inline float exp2(float x) {
+    const float clamped = x < kExp2Lowest ? kExp2Lowest : (x > kExp2Highest ? kExp2Highest : x);
+    const float shifted = clamped + 12582912.0f;  // 1.5 · 2^23: rounds; n is in the low bits
+    const float f = clamped - (shifted - 12582912.0f);
+    float p = kExp2[5];
+    for (int i = 4; i >= 0; i--) p = p * f + kExp2[i];
+    const float result = float_of(bits_of(p) + (bits_of(shifted) << 23));
+    return x < kExp2Lowest ? 0.0f : result;
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

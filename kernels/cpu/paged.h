@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "numbers.h"
+#include "lanes.h"
 
 namespace kvmesh {
 
@@ -36,6 +36,7 @@ struct Row {
     const int32_t* table;
 };
 
+// Scores are kept in base two: weights are powers of two, one product cheaper than those of e.
 struct Scoring {
     float scale;
     int64_t window;  // tokens that a query sees, its own included; the largest integer for all
@@ -44,28 +45,27 @@ struct Scoring {
     // The first key that a query at `position` sees.
     int64_t first_key(int64_t position) const { return std::max<int64_t>(0, position - window + 1); }
 
-    // Products of queries and keys become scores.
-    void score(float* products, int count) const {
-        if (softcap == 0.0f)
-#pragma omp simd
-            for (int i = 0; i < count; i++) products[i] *= scale;
-        else
-#pragma omp simd
-            for (int i = 0; i < count; i++) products[i] = softcap * fast_tanh(products[i] * scale / softcap);
+    Lanes score(Lanes products) const {
+        if (softcap == 0.0f) return products * (scale * kLog2E);
+        return softcap * kLog2E * tanh(products * (scale / softcap));
     }
 };
 
+// How far above the base a score may lie before the base moves: weights reach 2^8, and the sums so far are
+// seldom multiplied. No base is as low as −∞, so that differences are numbers.
+constexpr float kHeadroom = 8.0f, kLowestBase = -1e30f;
+
 // Softmax over keys that arrive in chunks (Milakov and Gimelshein, arXiv:1805.02867): the weights so
-// far are relative to `highest`, and shrink when a higher score comes.
+// far are relative to `base`, and shrink when it moves.
 struct OnlineSoftmax {
-    float highest = -INFINITY;
+    float base = kLowestBase;
     float total = 0.0f;
 
     // Returns the factor for what has been summed before, for a chunk whose highest score is given.
-    float raise(float candidate) {
-        if (candidate <= highest) return 1.0f;
-        const float factor = highest == -INFINITY ? 0.0f : fast_exp(highest - candidate);
-        highest = candidate;
+    float raise(float highest) {
+        if (highest <= base + kHeadroom) return 1.0f;
+        const float factor = exp2(base - highest);
+        base = highest;
         total *= factor;
         return factor;
     }

@@ -6,7 +6,7 @@
 //     scores [keys, columns]   = keys [keys, head_dim] · queriesᵀ
 //     sums [head_dim, columns] += valuesᵀ · weights [keys, columns]
 #pragma once
-#include "decode.h"
+#include "chunk.h"
 
 namespace kvmesh {
 
@@ -36,7 +36,7 @@ struct PrefillScratch {
     alignas(64) bf16 weight_pairs[kChunk * kColumns];  // [keys / 2, columns, 2]
     alignas(64) bf16 values[kMaxDim * kChunk];         // [head_dim, keys]
     alignas(64) bf16 keys[kChunk * kMaxDim];           // [keys, head_dim], padded to whole tiles
-    alignas(64) float highest[kColumns], total[kColumns], factor[kColumns];
+    alignas(64) float base[kColumns], total[kColumns], factor[kColumns];
     alignas(64) int32_t first[kColumns], last[kColumns];  // keys that a column sees
 };
 
@@ -46,6 +46,7 @@ constexpr int kSpan = 16 / kLanes;  // vectors
 
 struct PlainProducts {
     static constexpr bool kInTiles = false;
+    static constexpr int kKeys = 2;  // weights come in multiples
 
     template <typename T>
     static void begin(const QueryTile<T>& tile, int64_t dim, PrefillScratch& s) {
@@ -55,34 +56,48 @@ struct PlainProducts {
     }
 
     template <typename T>
-    static void score(const PagedLayer<T>& layer, const ChunkSlots<T>& slots, int64_t offset, int count, int columns,
+    static void score(const PagedLayer<T>& layer, const ChunkSlots<T>& slots, int count, int columns,
                       PrefillScratch& s) {
         for (int c = 0; c < columns; c += 16) {
             int i = 0;
             for (; i + kRegisterRows <= count; i += kRegisterRows)
-                score_rows<kRegisterRows>(slots.keys + i, offset, i, c, layer.head_dim, s);
-            for (; i < count; i++) score_rows<1>(slots.keys + i, offset, i, c, layer.head_dim, s);
+                score_rows<kRegisterRows>(slots.keys + i, i, c, layer.head_dim, s);
+            for (; i < count; i++) score_rows<1>(slots.keys + i, i, c, layer.head_dim, s);
         }
     }
 
     template <typename T>
-    static void add(const PagedLayer<T>& layer, const ChunkSlots<T>& slots, int64_t offset, int count, int columns,
+    static void add(const PagedLayer<T>& layer, const ChunkSlots<T>& slots, int count, int columns,
                     PrefillScratch& s) {
         for (int c = 0; c < columns; c += 16) {
             int64_t d = 0;
             for (; d + kRegisterRows <= layer.head_dim; d += kRegisterRows)
-                add_rows<kRegisterRows>(slots.keys, offset + d, count, d, c, s);
-            for (; d < layer.head_dim; d++) add_rows<1>(slots.keys, offset + d, count, d, c, s);
+                add_rows<kRegisterRows>(slots.keys, layer.value_offset + d, count, d, c, s);
+            for (; d < layer.head_dim; d++) add_rows<1>(slots.keys, layer.value_offset + d, count, d, c, s);
+        }
+    }
+
+    static void keep(int i, int c, Lanes even, Lanes odd, PrefillScratch& s) {
+        store(s.scores + i * kColumns + c, even);
+        store(s.scores + (i + 1) * kColumns + c, odd);
+    }
+
+    template <typename T>
+    static void write(const QueryTile<T>& tile, int64_t dim, const PrefillScratch& s) {
+        for (int c = 0; c < tile.columns(); c++) {
+            T* to = tile.out + tile.offset(c, dim);
+            const float factor = 1.0f / s.total[c];
+            for (int64_t d = 0; d < dim; d++) store(to[d], s.sums[d * kColumns + c] * factor);
         }
     }
 
 private:
     template <int rows, typename T>
-    static void score_rows(const T* const* keys, int64_t offset, int i, int c, int64_t dim, PrefillScratch& s) {
+    static void score_rows(const T* const* keys, int i, int c, int64_t dim, PrefillScratch& s) {
         Lanes acc[rows][kSpan] = {};
         for (int64_t d = 0; d < dim; d++) {
             const float* queries = s.queries + d * kColumns + c;
-            for (int r = 0; r < rows; r++) add_products(acc[r], to_float(keys[r][offset + d]), queries);
+            for (int r = 0; r < rows; r++) add_products(acc[r], to_float(keys[r][d]), queries);
         }
         for (int r = 0; r < rows; r++) std::memcpy(s.scores + (i + r) * kColumns + c, acc[r], sizeof acc[r]);
     }
@@ -103,62 +118,65 @@ private:
     }
 };
 
-// Scales and caps the scores of keys [chunk, chunk + count), and hides what a column does not see:
-// by selection, since a slot that is not written may hold anything.
-inline void mask_scores(const Scoring& scoring, int64_t chunk, int count, int columns, bool all_seen,
-                        PrefillScratch& s) {
-    for (int i = 0; i < count; i++) {
-        float* row = s.scores + i * kColumns;
-        const int32_t key = int32_t(chunk + i);
-        scoring.score(row, columns);
-        if (!all_seen)
-#pragma omp simd
-            for (int c = 0; c < columns; c++) row[c] = key < s.first[c] || key > s.last[c] ? -INFINITY : row[c];
-    }
-}
-
-// The online softmax of 16 columns: their scores become weights. True where a highest score rose.
-inline bool weigh_16(int count, int c, PrefillScratch& s) {
-    float highest[16], base[16], total[16];
-    std::memcpy(highest, s.highest + c, sizeof highest);
-    for (int i = 0; i < count; i++)
-#pragma omp simd
-        for (int n = 0; n < 16; n++)
-            highest[n] = s.scores[i * kColumns + c + n] > highest[n] ? s.scores[i * kColumns + c + n] : highest[n];
-    int raised = 0;
-#pragma omp simd reduction(| : raised)
-    for (int n = 0; n < 16; n++) {
-        base[n] = highest[n] == -INFINITY ? 0.0f : highest[n];  // no key seen yet
-        s.factor[c + n] = fast_exp(s.highest[c + n] - base[n]);
-        raised |= highest[n] > s.highest[c + n];
-        total[n] = s.total[c + n] * s.factor[c + n];
-    }
-    for (int i = 0; i < count; i++) {
-        float* row = s.scores + i * kColumns + c;
-#pragma omp simd
-        for (int n = 0; n < 16; n++) {
-            row[n] = fast_exp(row[n] - base[n]);
-            total[n] += row[n];
-        }
-    }
-    std::memcpy(s.highest + c, highest, sizeof highest);
-    std::memcpy(s.total + c, total, sizeof total);
-    return raised != 0;
-}
-
-inline void weigh_columns(int count, int columns, int64_t dim, PrefillScratch& s) {
+// Products of the keys [chunk, chunk + count) become scores; what a column does not see is hidden, by
+// selection, since a slot that is not written may hold anything. Rows up to `padded` count as
+// not seen. Raises the base of a column whose scores got too far above it; true where
+// there was one.
+inline bool score_columns(const Scoring& scoring, int64_t chunk, int count, int padded, int columns, bool all_seen,
+                          PrefillScratch& s) {
+    const Lanes unseen = all_lanes(-INFINITY);
     bool raised = false;
-    for (int c = 0; c < columns; c += 16) raised |= weigh_16(count, c, s);
-    if (!raised) return;
+    for (int c = 0; c < columns; c += kLanes) {
+        LaneKeys first, last;
+        std::memcpy(&first, s.first + c, sizeof first);
+        std::memcpy(&last, s.last + c, sizeof last);
+        const Lanes base = load(s.base + c);
+        Lanes highest = base;
+        float* scores = s.scores + c;
+        for (int i = 0; i < count; i++, scores += kColumns) {
+            Lanes found = scoring.score(load(scores));
+            const int32_t key = int32_t(chunk + i);
+            if (!all_seen) found = (first > key) | (last < key) ? unseen : found;
+            highest = larger(found, highest);
+            store(scores, found);
+        }
+        for (int i = count; i < padded; i++, scores += kColumns) store(scores, unseen);
+        const Lanes next = highest > base + kHeadroom ? highest : base;
+        store(s.base + c, next);
+        store(s.factor + c, exp2(base - next));
+        raised |= largest(next - base) > 0.0f;
+    }
+    return raised;
+}
+
+// Scores become weights, two keys at a time, which `Products` keeps for the sums.
+template <typename Products>
+inline void weigh_columns(int padded, int columns, PrefillScratch& s) {
+    for (int c = 0; c < columns; c += kLanes) {
+        const Lanes base = load(s.base + c);
+        Lanes total = load(s.total + c) * load(s.factor + c);
+        for (int i = 0; i < padded; i += 2) {
+            const float* scores = s.scores + i * kColumns + c;
+            const Lanes even = exp2(load(scores) - base), odd = exp2(load(scores + kColumns) - base);
+            total += even + odd;
+            Products::keep(i, c, even, odd, s);
+        }
+        store(s.total + c, total);
+    }
+}
+
+inline void shrink_sums(int columns, int64_t dim, PrefillScratch& s) {
     for (int64_t d = 0; d < dim; d++)
-#pragma omp simd
-        for (int c = 0; c < columns; c++) s.sums[d * kColumns + c] *= s.factor[c];
+        for (int c = 0; c < columns; c += kLanes) {
+            float* sums = s.sums + d * kColumns + c;
+            store(sums, load(sums) * load(s.factor + c));
+        }
 }
 
 template <typename T>
 inline void begin_columns(const QueryTile<T>& tile, const Scoring& scoring, int64_t dim, PrefillScratch& s) {
     std::fill_n(s.sums, dim * kColumns, 0.0f);
-    std::fill_n(s.highest, kColumns, -INFINITY);
+    std::fill_n(s.base, kColumns, kLowestBase);
     std::fill_n(s.total, kColumns, 0.0f);
     for (int c = 0; c < tile.padded_columns(); c++) {
         const int64_t position = std::min(tile.end - 1, tile.start + c / tile.group);
@@ -167,19 +185,10 @@ inline void begin_columns(const QueryTile<T>& tile, const Scoring& scoring, int6
     }
 }
 
-template <typename T>
-inline void write_columns(const QueryTile<T>& tile, int64_t dim, const PrefillScratch& s) {
-    for (int c = 0; c < tile.columns(); c++) {
-        T* to = tile.out + tile.offset(c, dim);
-        const float factor = 1.0f / s.total[c];
-        for (int64_t d = 0; d < dim; d++) store(to[d], s.sums[d * kColumns + c] * factor);
-    }
-}
-
 template <typename Products, typename T>
 inline void prefill_with(const PagedLayer<T>& layer, const Scoring& scoring, const QueryTile<T>& tile,
                          PrefillScratch& s) {
-    const int64_t dim = layer.head_dim, key_head = tile.head * layer.head_stride;
+    const int64_t dim = layer.head_dim;
     const int columns = tile.padded_columns();
     begin_columns(tile, scoring, dim, s);
     Products::begin(tile, dim, s);
@@ -190,13 +199,15 @@ inline void prefill_with(const PagedLayer<T>& layer, const Scoring& scoring, con
     for (int64_t chunk = in_tiles ? begin / 16 * 16 : begin; chunk < tile.end; chunk += kChunk) {
         const int count = int(std::min<int64_t>(kChunk, tile.end - chunk));
         const bool all_seen = chunk >= sees_from && chunk + count - 1 <= tile.start;
-        const ChunkSlots<T> slots(layer, tile.table, chunk, tile.end - chunk);
-        Products::score(layer, slots, key_head, count, columns, s);
-        mask_scores(scoring, chunk, count, columns, all_seen, s);
-        weigh_columns(count, columns, dim, s);
-        Products::add(layer, slots, key_head + layer.value_offset, count, columns, s);
+        const int padded = int(ceil_div(count, Products::kKeys) * Products::kKeys);
+        const ChunkSlots<T> slots(layer, tile.table, chunk, tile.end - chunk, tile.head * layer.head_stride);
+        Products::score(layer, slots, count, columns, s);
+        const bool raised = score_columns(scoring, chunk, count, padded, columns, all_seen, s);
+        weigh_columns<Products>(padded, columns, s);
+        if (raised) shrink_sums(columns, dim, s);
+        Products::add(layer, slots, count, columns, s);
     }
-    write_columns(tile, dim, s);
+    Products::write(tile, dim, s);
 }
 
 }  // namespace kvmesh

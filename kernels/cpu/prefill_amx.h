@@ -1,5 +1,6 @@
 // The products of prefill on the matrix unit, for bfloat16 and head sizes of whole half tiles.
 #pragma once
+#include "amx.h"
 #include "prefill.h"
 
 #if defined(KVMESH_AMX)
@@ -30,28 +31,36 @@ inline void transpose16(__m512i* r) {
 
 struct TileProducts {
     static constexpr bool kInTiles = true;
+    static constexpr int kKeys = 32;  // weights come in multiples
 
     static bool fit(const PagedLayer<bf16>& layer) { return layer.head_dim % 16 == 0 && amx_ready(); }
 
     static void begin(const QueryTile<bf16>& tile, int64_t dim, PrefillScratch& s) {
         std::fill_n(s.query_pairs, ceil_div(dim, 32) * 32 * kColumns, bf16{0});
-        for (int c = 0; c < tile.columns(); c++) {
-            const bf16* query = tile.query + tile.offset(c, dim);
-            for (int64_t d = 0; d < dim; d += 2)
-                std::memcpy(s.query_pairs + (d / 2 * kColumns + c) * 2, query + d, 2 * sizeof(bf16));
+        for (int c = 0; c < tile.columns(); c += 16) {
+            const int count = std::min(16, tile.columns() - c);
+            for (int64_t d = 0; d < dim; d += 32) {
+                const __mmask16 whole = d + 32 <= dim ? 0xffff : 0xff;
+                __m512i pairs[16] = {};
+                for (int i = 0; i < count; i++)
+                    pairs[i] = _mm512_maskz_loadu_epi32(whole, tile.query + tile.offset(c + i, dim) + d);
+                transpose16(pairs);
+                for (int64_t p = 0; p < std::min<int64_t>(16, (dim - d) / 2); p++)
+                    _mm512_store_si512(s.query_pairs + ((d / 2 + p) * kColumns + c) * 2, pairs[p]);
+            }
         }
     }
 
     // [2 × 2] tiles: 32 keys against 32 columns.
-    static void score(const PagedLayer<bf16>& layer, const ChunkSlots<bf16>& slots, int64_t offset, int count,
-                      int columns, PrefillScratch& s) {
+    static void score(const PagedLayer<bf16>& layer, const ChunkSlots<bf16>& slots, int count, int columns,
+                      PrefillScratch& s) {
         const int64_t dim = layer.head_dim, depth = ceil_div(dim, 32) * 32;
         const bool in_place = keys_fit_tiles(layer);
-        if (!in_place) copy_keys(slots, offset, count, dim, depth, s.keys);
+        if (!in_place) copy_keys(slots, count, dim, depth, s.keys);
         for (int i = 0; i < count; i += 32) {
             const bool below = i + 16 < count;
-            const bf16* upper = in_place ? slots.keys[i] + offset : s.keys + i * depth;
-            const bf16* lower = !below ? upper : in_place ? slots.keys[i + 16] + offset : s.keys + (i + 16) * depth;
+            const bf16* upper = in_place ? slots.keys[i] : s.keys + i * depth;
+            const bf16* lower = !below ? upper : in_place ? slots.keys[i + 16] : s.keys + (i + 16) * depth;
             for (int c = 0; c < columns; c += 32) {
                 const bf16* pairs = s.query_pairs + 2 * c;
                 multiply({upper, lower, depth * 2}, {pairs, pairs + 32, 4 * kColumns}, depth, below, c + 16 < columns,
@@ -60,11 +69,10 @@ struct TileProducts {
         }
     }
 
-    static void add(const PagedLayer<bf16>& layer, const ChunkSlots<bf16>& slots, int64_t offset, int count,
-                    int columns, PrefillScratch& s) {
+    static void add(const PagedLayer<bf16>& layer, const ChunkSlots<bf16>& slots, int count, int columns,
+                    PrefillScratch& s) {
         const int padded = int(ceil_div(count, 32) * 32);
-        pair_weights(count, padded, columns, s);
-        transpose_values(slots, offset, count, padded, layer.head_dim, s.values);
+        transpose_values(slots, layer.value_offset, count, padded, layer.head_dim, s.values);
         for (int64_t d = 0; d < layer.head_dim; d += 32) {
             const bf16* upper = s.values + d * kChunk;
             for (int c = 0; c < columns; c += 32) {
@@ -72,6 +80,27 @@ struct TileProducts {
                 float* sums = s.sums + d * kColumns + c;
                 multiply({upper, upper + 16 * kChunk, 2 * kChunk}, {pairs, pairs + 32, 4 * kColumns}, padded,
                          d + 16 < layer.head_dim, c + 16 < columns, sums, sums);
+            }
+        }
+    }
+
+    // Weights of two keys side by side, rounded to bfloat16.
+    static void keep(int i, int c, Lanes even, Lanes odd, PrefillScratch& s) {
+        const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
+                                                    22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+        _mm512_store_si512(s.weight_pairs + (i / 2 * kColumns + c) * 2, _mm512_permutexvar_epi16(interleave, both));
+    }
+
+    static void write(const QueryTile<bf16>& tile, int64_t dim, const PrefillScratch& s) {
+        for (int c = 0; c < tile.columns(); c += 16) {
+            const int count = std::min(16, tile.columns() - c);
+            const Lanes factor = 1.0f / load(s.total + c);
+            for (int64_t d = 0; d < dim; d += 16) {
+                __m512i sums[16];
+                for (int i = 0; i < 16; i++) sums[i] = (__m512i)(load(s.sums + (d + i) * kColumns + c) * factor);
+                transpose16(sums);
+                for (int i = 0; i < count; i++) store(tile.out + tile.offset(c + i, dim) + d, (Lanes)sums[i]);
             }
         }
     }
@@ -117,27 +146,12 @@ private:
         if (below && beside) _tile_stored(3, to + kBelow + 16, kLine);
     }
 
-    static void copy_keys(const ChunkSlots<bf16>& slots, int64_t offset, int count, int64_t dim, int64_t depth,
+    static void copy_keys(const ChunkSlots<bf16>& slots, int count, int64_t dim, int64_t depth,
                           bf16* keys) {
         for (int i = 0; i < count; i++) {
-            std::memcpy(keys + i * depth, slots.keys[i] + offset, dim * sizeof(bf16));
+            std::memcpy(keys + i * depth, slots.keys[i], dim * sizeof(bf16));
             std::fill(keys + i * depth + dim, keys + (i + 1) * depth, bf16{0});
         }
-    }
-
-    // Weights of two keys side by side, rounded to bfloat16; zeros behind the last key.
-    static void pair_weights(int count, int padded, int columns, PrefillScratch& s) {
-        const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
-                                                    22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-        for (int i = 0; i < padded; i += 2)
-            for (int c = 0; c < columns; c += 16) {
-                const float* weights = s.scores + i * kColumns + c;
-                const __m512 even = i < count ? _mm512_load_ps(weights) : _mm512_setzero_ps();
-                const __m512 odd = i + 1 < count ? _mm512_load_ps(weights + kColumns) : _mm512_setzero_ps();
-                const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
-                _mm512_store_si512(s.weight_pairs + (i / 2 * kColumns + c) * 2,
-                                   _mm512_permutexvar_epi16(interleave, both));
-            }
     }
 
     static void transpose_values(const ChunkSlots<bf16>& slots, int64_t offset, int count, int padded, int64_t dim,

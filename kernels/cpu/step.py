@@ -8,6 +8,7 @@ import torch
 from kernels.attention import AttentionParams
 from kernels.attention_plan import AttentionRow
 from kernels.cpu.library import Library
+from kernels.decoder_layer import Rotation
 
 MAX_HEAD_DIM = 512  # the scratch memory in C++ is sized for these two
 MAX_GROUP = 128  # query heads a KV head
@@ -84,6 +85,14 @@ class CpuStep:
             params.window or NO_WINDOW, params.softcap or 0.0, self._threads,
         )  # fmt: skip
         return out
+
+    def decode(self, decoder: int, residual: torch.Tensor, rotations: Sequence[Rotation]) -> None:
+        """`Decoder.run` for the described `decoder` at that address (see decoder.py)."""
+        addresses = array("Q", [part.data_ptr() for pair in rotations for part in pair])
+        self._library.decoder(
+            decoder, *self._before, *self._after, residual.shape[0], residual.data_ptr(),
+            addresses.buffer_info()[0], self._threads,
+        )  # fmt: skip
 
 
 def _sizes(pool: torch.Tensor, num_heads: int) -> tuple[int, int, int, int, int]:
