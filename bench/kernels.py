@@ -25,6 +25,8 @@ from kernels.attention_plan import AttentionRow
 from kernels.cpu.library import Library, load_library
 from kernels.cpu.linear import PackedLinear
 from kernels.cpu.step import CpuStep
+from kernels.kv_layout import KvLayout
+from kernels.kv_pool import KvPool
 from kernels.linear import TorchLinear
 from kernels.torch_step import TorchStep
 
@@ -92,15 +94,15 @@ def measure_kernels(directory: Path, repetitions: int) -> KernelFigures:
 def _decode(library: Library, batch: int, context: int, repetitions: int) -> Figure:
     """One layer's attention, over all layers in turn so that no cache holds the KV."""
     width = context // BLOCK_SIZE
-    shape = (batch * width + 1, LAYERS, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
-    # numpy's, as the node's pool is: torch's comes in smaller pages.
-    pool = torch.from_numpy(np.zeros(shape, np.uint16)).view(torch.bfloat16).normal_()
+    layout = KvLayout(LAYERS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, "bfloat16")
+    pool = KvPool.zeros(layout, batch * width + 1)
+    pool.elements.normal_()
     ids = (torch.randperm(batch * width) + 1).view(batch, width).tolist()
     rows = [AttentionRow(context - 1, context, table) for table in ids]
     query = torch.randn(batch, HEADS, HEAD_DIM).bfloat16()
     params = AttentionParams(HEAD_DIM**-0.5)
     kernel = CpuStep(library, pool, HEADS, rows)
-    fallback = TorchStep(pool, HEADS, rows, [None])
+    fallback = TorchStep(pool, HEADS, rows, torch.bfloat16, [None])
     tables = [torch.tensor(table) for table in ids]
 
     def attend(step: CpuStep | TorchStep) -> None:
@@ -110,7 +112,9 @@ def _decode(library: Library, batch: int, context: int, repetitions: int) -> Fig
     def gather_and_attend() -> None:
         for layer in range(LAYERS):
             for table, heads in zip(tables, query, strict=True):
-                keys, values = pool[table, layer].permute(1, 2, 0, 3, 4).flatten(2, 3).unsqueeze(1)
+                keys, values = (
+                    pool.elements[table, layer].permute(1, 2, 0, 3, 4).flatten(2, 3).unsqueeze(1)
+                )
                 scaled_dot_product_attention(
                     heads[None, :, None], keys, values, scale=params.scale, enable_gqa=True
                 )

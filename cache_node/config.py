@@ -8,6 +8,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 SCHEDULING_POLICIES = ("adaptive", "strict", "fcfs-greedy", "static")
 PREEMPTION_MODES = ("auto", "swap", "recompute")
 DTYPES = ("auto", "float32", "bfloat16")
+KV_CACHE_DTYPES = ("auto", "fp8", "int8")
 MAX_SWAP_SPACE = 4096  # GiB
 BLOCK_SIZES = range(1, 129)
 
@@ -19,7 +20,9 @@ class NodeConfig:
     """
 
     model: str = DEFAULT_MODEL  # a built-in name, a local directory, or a GGUF file
-    dtype: str = "auto"  # of weights, activations and KV; auto is bfloat16
+    dtype: str = "auto"  # of weights and activations; auto is bfloat16
+    kv_cache_dtype: str = "auto"  # auto is that of the weights; fp8 and int8 hold twice the tokens
+    kv_scale_sample: Path | None = None  # text that fp8's scales are made for; None: a built-in one
     served_model_name: str | None = None  # None: the base name of `model`
     node_name: str = "node-0"
     host: str = "127.0.0.1"
@@ -53,6 +56,7 @@ class NodeConfig:
     def _check_choices(self) -> None:
         for field, choices in (
             ("dtype", DTYPES),
+            ("kv_cache_dtype", KV_CACHE_DTYPES),
             ("scheduling_policy", SCHEDULING_POLICIES),
             ("preemption_mode", PREEMPTION_MODES),
         ):

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from cache_node.config import NodeConfig
-from cache_node.kv_layout import KvLayout
+from cache_node.kv_scales import head_scales
 from cache_node.model.llama import LlamaModel, StepInputs
 from cache_node.model.model_config import ModelConfig
 from cache_node.model.source import Progress
@@ -18,6 +18,8 @@ from cache_node.step_plan import Row, RowResult, StepPlan
 from cache_node.swap_space import SwapSpace
 from kernels.attention_plan import AttentionRow
 from kernels.block_copy import copy_blocks, copy_speed
+from kernels.kv_layout import KvLayout
+from kernels.kv_pool import KvPool
 from kernels.step import plan_step
 
 DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -26,26 +28,24 @@ DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.f
 class CpuExecutor:
     """Owns the KV pool and the model. One call at a time, as `Executor` says."""
 
-    def __init__(
-        self, model: LlamaModel, layout: KvLayout, num_blocks: int, num_cpu_blocks: int = 1
-    ) -> None:
-        """`num_blocks` and `num_cpu_blocks` count the null block of each pool."""
-        self.layout = layout
-        self.num_blocks = num_blocks
+    def __init__(self, model: LlamaModel, pool: KvPool, num_cpu_blocks: int = 1) -> None:
+        """`pool` and `num_cpu_blocks` count the null block of each pool."""
+        self.pool = pool
+        self.layout = pool.layout
+        self.num_blocks = len(pool.raw)
         self.num_cpu_blocks = num_cpu_blocks
         self.copy_bytes_per_second = 0.0  # between the pools; 0 until it is measured
         self._model = model
-        self._pool = _make_pool(layout, num_blocks, model.dtype)
-        self.swap = SwapSpace(self._pool, num_cpu_blocks)
+        self.swap = SwapSpace(pool.raw, num_cpu_blocks)
 
     @property
     def model_config(self) -> ModelConfig:
         return self._model.config
 
     @property
-    def pool(self) -> torch.Tensor:
-        """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]."""
-        return self._pool
+    def dtype(self) -> str:
+        """Of weights and activations."""
+        return "float32" if self._model.dtype == torch.float32 else "bfloat16"
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[RowResult]:
@@ -74,7 +74,7 @@ class CpuExecutor:
 
     def _move_blocks(self, plan: StepPlan) -> None:
         self.swap.offload(plan.offloads)
-        copy_blocks(self._pool, ((copy.source, copy.destination) for copy in plan.copies))
+        copy_blocks(self.pool.raw, ((copy.source, copy.destination) for copy in plan.copies))
 
     def _forward(self, rows: Sequence[Row], logit_tokens: Sequence[int]) -> torch.Tensor:
         if not rows:
@@ -87,14 +87,16 @@ class CpuExecutor:
         return StepInputs(
             token_ids=torch.tensor([t for r in rows for t in r.token_ids], dtype=torch.int64),
             positions=torch.cat([torch.arange(r.start, r.end) for r in rows]),
-            kernels=plan_step(self._pool, config.num_heads, attention_rows, config.windows),
+            kernels=plan_step(
+                self.pool, config.num_heads, attention_rows, self._model.dtype, config.windows
+            ),
             logit_tokens=torch.tensor(list(logit_tokens), dtype=torch.int64),
         )
 
 
 def load_executor(config: NodeConfig, directory: Path, progress: Progress) -> CpuExecutor:
     """Loads the model in `directory` (see `find_model`) and warms it up, calling `progress` with
-    stages load and warm up.
+    stages load, scales and warm up.
 
     Sets the number of torch's threads for the whole process. Raises ValueError when the model is
     not supported, or `config` and model do not go together.
@@ -103,40 +105,40 @@ def load_executor(config: NodeConfig, directory: Path, progress: Progress) -> Cp
     progress("load", None)
     model_config = ModelConfig.from_directory(directory)
     model = LlamaModel(model_config, Checkpoint(directory), DTYPES[config.dtype])
-    layout = kv_layout(model_config, config.block_size, model.dtype)
+    scales = None
+    if config.kv_cache_dtype == "fp8":
+        progress("scales", None)
+        scales = head_scales(directory, model, config.kv_scale_sample)
+    layout = kv_layout(model_config, config)
     blocks = config.num_blocks or layout.num_blocks(config.kv_pool_bytes)
     cpu_blocks = 1 + int(config.swap_space * 2**30) // layout.bytes_per_block
-    executor = CpuExecutor(model, layout, blocks, cpu_blocks)
+    executor = CpuExecutor(model, _make_pool(layout, blocks, scales), cpu_blocks)
     progress("warm up", None)
     _warm_up(executor)
     executor.copy_bytes_per_second = copy_speed(layout.bytes_per_block)
     return executor
 
 
-def kv_layout(model: ModelConfig, block_size: int, dtype: torch.dtype) -> KvLayout:
+def kv_layout(model: ModelConfig, config: NodeConfig) -> KvLayout:
+    own = str(DTYPES[config.dtype]).removeprefix("torch.")
     return KvLayout(
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
-        block_size=block_size,
-        dtype=str(dtype).removeprefix("torch."),
+        block_size=config.block_size,
+        dtype=own if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
     )
 
 
-def _make_pool(layout: KvLayout, num_blocks: int, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros, so that no unused block holds a NaN. numpy's are mapped on first use: an idle pool
-    takes no memory.
-    """
-    shape = layout.pool_shape(num_blocks)
-    size = layout.bytes_per_block * num_blocks
+def _make_pool(layout: KvLayout, num_blocks: int, scales: torch.Tensor | None) -> KvPool:
     try:
-        raw = np.zeros(size, dtype=np.uint8)
+        return KvPool.zeros(layout, num_blocks, scales)
     except (MemoryError, ValueError) as error:  # more than there is, more than can be addressed
+        size = layout.bytes_per_block * num_blocks
         raise ValueError(
             f"kv_cache_bytes: this machine cannot reserve {size} bytes for {num_blocks} blocks; "
             "give the pool less"
         ) from error
-    return torch.from_numpy(raw).view(dtype).view(shape)
 
 
 def _warm_up(executor: CpuExecutor) -> None:

@@ -1,6 +1,9 @@
 """What the node tells of itself: the part of its state that is constant for an epoch."""
 
 import time
+from hashlib import blake2b
+
+import torch
 
 from cache_node.config import NodeConfig
 from cache_node.executor_cpu import CpuExecutor
@@ -44,8 +47,9 @@ def node_info(
             version=SCHEME_VERSION,
             block_size=layout.block_size,
             # The KV's bytes depend on the model's dtype: nodes of another one share no block.
-            kv_cache_dtype=f"auto/{layout.dtype}",
+            kv_cache_dtype=f"{config.kv_cache_dtype}/{executor.dtype}",
             layout=LAYOUT,
+            scale_fingerprint=_scale_fingerprint(executor.pool.head_scales),
         ),
         max_model_len=max_model_len,
         num_blocks=usable,
@@ -59,8 +63,13 @@ def node_info(
         tensor_parallel_size=1,
         pipeline_parallel_size=1,
         device="cpu",
-        dtype=layout.dtype,
+        dtype=executor.dtype,
     )
+
+
+def _scale_fingerprint(scales: torch.Tensor | None) -> bytes:
+    """Nodes with other scales read other numbers out of the same bytes."""
+    return b"" if scales is None else blake2b(scales.numpy().tobytes(), digest_size=16).digest()
 
 
 def _max_model_len(config: NodeConfig, context: int) -> int:

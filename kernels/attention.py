@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention_plan import AttentionPlan, DecodeBatch, PrefillRow
+from kernels.kv_pool import KvPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class AttentionParams:
 
 def paged_attention(
     query: torch.Tensor,
-    pool: torch.Tensor,
+    pool: KvPool,
     layer: int,
     plan: AttentionPlan,
     params: AttentionParams,
@@ -30,7 +31,7 @@ def paged_attention(
     """Attention as `params` say over the paged keys and values of `layer`, causal per sequence.
 
     `params.window` is one of those that the plan was made for. `query` is [tokens, heads, head_dim]
-    in the pool's dtype, heads a multiple of kv_heads; so is the result. The step's own keys and
+    in the plan's dtype, heads a multiple of kv_heads; so is the result. The step's own keys and
     values are in the pool already. Scores and sums are float32.
     """
     out = torch.empty(query.shape, dtype=query.dtype)
@@ -43,13 +44,13 @@ def paged_attention(
 
 def _decode(
     query: torch.Tensor,
-    pool: torch.Tensor,
+    pool: KvPool,
     layer: int,
     batch: DecodeBatch,
     params: AttentionParams,
     out: torch.Tensor,
 ) -> None:
-    keys, values = _gather(pool, layer, batch.gather, len(batch.tokens))
+    keys, values = pool.read(layer, batch.tables, query.dtype)
     heads = query[batch.tokens].unsqueeze(2)
     result = _attend(heads, keys, values, batch.masks[params.window], params)
     out[batch.tokens] = result.squeeze(2)
@@ -57,13 +58,13 @@ def _decode(
 
 def _prefill(
     query: torch.Tensor,
-    pool: torch.Tensor,
+    pool: KvPool,
     layer: int,
     row: PrefillRow,
     params: AttentionParams,
     out: torch.Tensor,
 ) -> None:
-    keys, values = _gather(pool, layer, row.gather, 1)
+    keys, values = pool.read(layer, row.table, query.dtype)
     for tile in row.tiles:
         result = _attend(
             query[tile.first : tile.last].transpose(0, 1).unsqueeze(0),
@@ -107,13 +108,3 @@ def _softcapped(
     scores.mul_(scale / cap).tanh_().mul_(cap).add_(mask.unsqueeze(1))
     result = scores.softmax(dim=-1) @ values.float().unsqueeze(2)
     return result.view(query.shape).to(query.dtype)
-
-
-def _gather(
-    pool: torch.Tensor, layer: int, index: torch.Tensor, batch: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values, each [batch, kv_heads, blocks · block_size, head_dim]."""
-    kv_heads, block_size, head_dim = pool.shape[3:]
-    rows = pool.view(-1, block_size * head_dim)[layer * 2 * kv_heads :]
-    keys, values = rows.index_select(0, index).view(2, batch, kv_heads, -1, head_dim)
-    return keys, values

@@ -1,4 +1,4 @@
-"""What a step's attention needs that depends on the step alone: indices and masks, made once and
+"""What a step's attention needs that depends on the step alone: tables and masks, made once and
 used in every layer.
 
 Sequences of one step are split in two kinds:
@@ -29,9 +29,7 @@ class AttentionRow(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
     tokens: torch.Tensor  # [batch] int64: where each row's query is in the flattened step
-    gather: (
-        torch.Tensor
-    )  # [2 · batch · kv_heads · blocks] int64: rows of pool.view(-1, slot · element)
+    tables: torch.Tensor  # [batch, blocks] int64, padded with the null block
     masks: Mapping[int | None, torch.Tensor]  # by window: [batch, 1, 1, blocks · block_size]
 
 
@@ -45,7 +43,7 @@ class PrefillTile:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
-    gather: torch.Tensor  # [2 · kv_heads · blocks] int64
+    table: torch.Tensor  # [1, blocks] int64
     tiles: Sequence[PrefillTile]
 
 
@@ -56,10 +54,12 @@ class AttentionPlan:
 
 
 def plan_attention(
-    pool: torch.Tensor, rows: Sequence[AttentionRow], windows: Sequence[int | None] = (None,)
+    block_size: int,
+    rows: Sequence[AttentionRow],
+    dtype: torch.dtype,
+    windows: Sequence[int | None] = (None,),
 ) -> AttentionPlan:
-    """Indices and masks for one step over `pool` [blocks, layers, 2, kv_heads, block_size,
-    head_dim].
+    """Tables and masks for one step, the masks in `dtype`.
 
     `rows` are in the order of the flattened tokens, `windows` those of the model's layers, each
     once. The pool holds no NaN or infinity, in unused
@@ -69,24 +69,16 @@ def plan_attention(
     decodes = [i for i, row in enumerate(rows) if row.end - row.start == 1]
     prefills = [i for i, row in enumerate(rows) if row.end - row.start > 1]
     furthest = max((rows[i].start + _last_tile(rows[i]) for i in prefills), default=0)
-    masks = {window: TileMasks(furthest, window, pool.dtype) for window in windows}
+    masks = {window: TileMasks(furthest, window, dtype) for window in windows}
     return AttentionPlan(
         decodes=[
-            _decode_batch(pool, [rows[i] for i in group], [firsts[i] for i in group], windows)
-            for group in _by_length(rows, decodes, pool.shape[4])
+            _decode_batch(
+                block_size, [rows[i] for i in group], [firsts[i] for i in group], dtype, windows
+            )
+            for group in _by_length(rows, decodes, block_size)
         ],
-        prefills=[_prefill_row(pool, rows[i], firsts[i], masks) for i in prefills],
+        prefills=[_prefill_row(block_size, rows[i], firsts[i], masks) for i in prefills],
     )
-
-
-def _gather_index(pool: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
-    """Rows of layer 0 in `pool.view(-1, block_size · head_dim)`, for tables [batch, blocks]; in the
-    order [2, batch, kv_heads, blocks], so that gathering yields keys and values ready for
-    attention.
-    """
-    _, layers, _, kv_heads, _, _ = pool.shape
-    planes = torch.arange(2 * kv_heads).view(2, 1, kv_heads, 1)
-    return (tables[None, :, None, :] * (layers * 2 * kv_heads) + planes).flatten()
 
 
 def _first_tokens(rows: Sequence[AttentionRow]) -> list[int]:
@@ -111,12 +103,12 @@ def _by_length(
 
 
 def _decode_batch(
-    pool: torch.Tensor,
+    block_size: int,
     rows: Sequence[AttentionRow],
     tokens: Sequence[int],
+    dtype: torch.dtype,
     windows: Sequence[int | None],
 ) -> DecodeBatch:
-    block_size = pool.shape[4]
     counts = [-(-row.end // block_size) for row in rows]
     width = max(counts)
     tables = torch.tensor(
@@ -129,21 +121,21 @@ def _decode_batch(
     ends = [row.end for row in rows]
     return DecodeBatch(
         torch.tensor(tokens, dtype=torch.int64),
-        _gather_index(pool, tables),
-        {w: decode_mask(ends, width * block_size, w, pool.dtype) for w in windows},
+        tables,
+        {w: decode_mask(ends, width * block_size, w, dtype) for w in windows},
     )
 
 
 def _prefill_row(
-    pool: torch.Tensor, row: AttentionRow, first: int, masks: Mapping[int | None, TileMasks]
+    block_size: int, row: AttentionRow, first: int, masks: Mapping[int | None, TileMasks]
 ) -> PrefillRow:
-    blocks = -(-row.end // pool.shape[4])
+    blocks = -(-row.end // block_size)
     table = torch.tensor([row.block_table[:blocks]], dtype=torch.int64)
     tiles = [
         _tile(row, first, start, min(start + QUERY_TILE, row.end), masks)
         for start in range(row.start, row.end, QUERY_TILE)
     ]
-    return PrefillRow(_gather_index(pool, table), tiles)
+    return PrefillRow(table, tiles)
 
 
 def _last_tile(row: AttentionRow) -> int:

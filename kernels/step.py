@@ -9,12 +9,12 @@ from kernels.attention import AttentionParams
 from kernels.attention_plan import AttentionRow
 from kernels.cpu.library import load_library
 from kernels.cpu.step import CpuStep
+from kernels.kv_pool import KvPool
 from kernels.torch_step import TorchStep
 
 
 class StepKernels(Protocol):
-    """KV writes and attention of one step, over a pool [blocks, layers, 2, kv_heads, block_size,
-    head_dim] that the caller owns.
+    """KV writes and attention of one step, over a pool that the caller owns.
 
     Layers are computed in order, each placed before it is attended:
 
@@ -32,7 +32,7 @@ class StepKernels(Protocol):
         epsilon: float,
     ) -> torch.Tensor:
         """Norms and rotates the query and key heads, writes keys and values to their slots, and
-        returns the queries [tokens, heads, head_dim] in the pool's dtype.
+        returns the queries [tokens, heads, head_dim] in the step's dtype.
 
         `qkv` is [tokens, (heads + 2 · kv_heads) · head_dim], float32, and is used up; `cos` and
         `sin` are [tokens, 1, head_dim] (see `rotate_`); `norm` [heads + kv_heads, head_dim].
@@ -43,15 +43,17 @@ class StepKernels(Protocol):
 
 
 def plan_step(
-    pool: torch.Tensor,
+    pool: KvPool,
     num_heads: int,
     rows: Sequence[AttentionRow],
+    dtype: torch.dtype,
     windows: Sequence[int | None] = (None,),
 ) -> StepKernels:
     """What depends on the step alone, made once for all layers. `rows` are in the order of the
-    flattened tokens; `windows` are those that layers will ask for.
+    flattened tokens; `dtype`, float32 or bfloat16, is that of queries and results; `windows` are
+    those that layers will ask for.
     """
     library = load_library()
-    if library is not None and CpuStep.computes(pool, num_heads):
+    if library is not None and CpuStep.computes(pool, num_heads, dtype):
         return CpuStep(library, pool, num_heads, rows)
-    return TorchStep(pool, num_heads, rows, windows)
+    return TorchStep(pool, num_heads, rows, dtype, windows)

@@ -6,7 +6,7 @@ import torch
 
 from kernels.attention import AttentionParams, paged_attention
 from kernels.attention_plan import AttentionRow, plan_attention
-from kernels.kv_write import kv_write, kv_write_index
+from kernels.kv_pool import KvPool, kv_slots
 from kernels.norm import inverse_rms
 
 
@@ -15,16 +15,20 @@ class TorchStep:
 
     def __init__(
         self,
-        pool: torch.Tensor,
+        pool: KvPool,
         num_heads: int,
         rows: Sequence[AttentionRow],
+        dtype: torch.dtype,
         windows: Sequence[int | None],
     ) -> None:
         self._pool = pool
         self._num_heads = num_heads
-        self._plan = plan_attention(pool, rows, windows)
-        self._slots = kv_write_index(
-            pool, [row.block_table for row in rows], [(row.start, row.end) for row in rows]
+        self._dtype = dtype
+        self._plan = plan_attention(pool.layout.block_size, rows, dtype, windows)
+        self._slots = kv_slots(
+            pool.layout.block_size,
+            [row.block_table for row in rows],
+            [(row.start, row.end) for row in rows],
         )
 
     def place(
@@ -36,14 +40,15 @@ class TorchStep:
         norm: torch.Tensor | None,
         epsilon: float,
     ) -> torch.Tensor:
-        heads = qkv.view(len(qkv), -1, self._pool.shape[5])
-        rotated = heads[:, : self._num_heads + self._pool.shape[3]]
+        layout, count = self._pool.layout, self._num_heads
+        heads = qkv.view(len(qkv), -1, layout.head_dim)
+        rotated = heads[:, : count + layout.num_kv_heads]
         if norm is not None:
             rotated.mul_(inverse_rms(rotated, epsilon)).mul_(norm)
         rotate_(rotated, cos, sin)
-        placed = heads.to(self._pool.dtype)
-        kv_write(self._pool, layer, self._slots, placed[:, self._num_heads :])
-        return placed[:, : self._num_heads]
+        kv = heads[:, count:].view(len(qkv), 2, layout.num_kv_heads, layout.head_dim)
+        self._pool.write(layer, self._slots, kv)
+        return heads[:, :count].to(self._dtype)
 
     def attend(self, layer: int, query: torch.Tensor, params: AttentionParams) -> torch.Tensor:
         return paged_attention(query, self._pool, layer, self._plan, params)

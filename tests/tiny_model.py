@@ -1,10 +1,12 @@
 """Random models of a few kilobytes, saved as transformers saves real ones."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 TINY = {
     "vocab_size": 97,
@@ -33,3 +35,13 @@ def save_tiny(directory: Path, kind: str = "Llama", shard_size: str = "1GB", **c
             torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
     model.save_pretrained(directory, max_shard_size=shard_size)
     return directory
+
+
+def add_kv_scales(directory: Path, scale: float) -> None:
+    """What a checkpoint made for an fp8 KV cache has: the same scale for all keys and values."""
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    layers = {name.split(".")[2] for name in tensors if name.startswith("model.layers.")}
+    for layer, part in product(layers, "kv"):
+        tensors[f"model.layers.{layer}.self_attn.{part}_scale"] = torch.tensor(scale)
+    save_file(tensors, path, metadata={"format": "pt"})

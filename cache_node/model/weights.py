@@ -39,11 +39,16 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
+    def some_tensor(self, name: str) -> torch.Tensor:
+        """One that is there, of whatever shape and type."""
+        value: torch.Tensor = self._file_of[name].get_tensor(name)
+        return value
+
     def tensor(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Raises ValueError when the tensor is missing or has another shape."""
         if name not in self._file_of:
             raise ValueError(f"{self._directory}: tensor {name} is missing from the checkpoint")
-        value: torch.Tensor = self._file_of[name].get_tensor(name)
+        value = self.some_tensor(name)
         if tuple(value.shape) != tuple(shape):
             raise ValueError(
                 f"{self._directory}: tensor {name} has shape {tuple(value.shape)}, "

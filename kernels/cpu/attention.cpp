@@ -21,8 +21,8 @@ struct Step {
     PagedLayer<T> layer;
     Shape shape;
     Scoring scoring;
-    const T* query;  // [tokens, heads, head_dim]
-    T* out;
+    const Number<T>* query;  // [tokens, heads, head_dim]
+    Number<T>* out;
     std::vector<Row> rows;
     int threads;
 };
@@ -94,10 +94,10 @@ int64_t query_offset(const Step<T>& step, const Row& row, int64_t head) {
 }
 
 template <typename T>
-void write_heads(const DecodeTask<T>& task, int64_t heads, int64_t head_dim, T* out) {
+void write_heads(const DecodeTask<T>& task, int64_t heads, int64_t head_dim, Number<T>* out) {
     float sums[kMaxDim];
     for (int64_t h = 0; h < heads; h++) {
-        unpair<T>(task.sums + h * head_dim, head_dim, sums);
+        unpair<Number<T>>(task.sums + h * head_dim, head_dim, sums);
         const float factor = 1.0f / task.softmax[h].total;
         for (int64_t d = 0; d < head_dim; d++) store(out[h * head_dim + d], sums[d] * factor);
     }
@@ -147,10 +147,10 @@ void run_prefill(const Step<T>& step, const PrefillPart& part) {
     const Shape& shape = step.shape;
     const int64_t token_stride = shape.heads * shape.head_dim;
     const int64_t at = query_offset(step, *part.row, part.head) + (part.begin - part.row->start) * token_stride;
-    const QueryTile<T> tile{step.query + at, step.out + at, token_stride, int(shape.group()),
+    const QueryTile<Number<T>> tile{step.query + at, step.out + at, token_stride, int(shape.group()),
                             part.begin, part.end, part.head, part.row->table};
 #if defined(KVMESH_AMX)
-    if constexpr (std::is_same_v<T, bf16>)
+    if constexpr (std::is_same_v<Number<T>, bf16>)
         if (TileProducts::fit(step.layer)) return prefill_with<TileProducts>(step.layer, step.scoring, tile, *scratch);
 #endif
     prefill_with<PlainProducts>(step.layer, step.scoring, tile, *scratch);
@@ -188,11 +188,10 @@ void run(const Step<T>& step) {
 }
 
 template <typename T>
-void attend(const void* pool, const int64_t* sizes, int64_t layer, int64_t num_rows, const int64_t* spans,
+void attend(const void* pool, const PoolSizes& sizes, int64_t layer, int64_t num_rows, const int64_t* spans,
             const int32_t* tables, const void* query, void* out, const Scoring& scoring, int threads) {
-    const int64_t heads = sizes[1], kv_heads = sizes[2], block_size = sizes[3], head_dim = sizes[4];
-    Step<T> step{PagedLayer<T>(static_cast<const T*>(pool), sizes[0], layer, kv_heads, block_size, head_dim),
-                 {heads, kv_heads, head_dim}, scoring, static_cast<const T*>(query), static_cast<T*>(out), {}, threads};
+    Step<T> step{PagedLayer<T>(pool, sizes, layer), {sizes.heads, sizes.kv_heads, sizes.head_dim}, scoring,
+                 static_cast<const Number<T>*>(query), static_cast<Number<T>*>(out), {}, threads};
     for (int64_t i = 0, first = 0; i < num_rows; i++, spans += 3) {
         step.rows.push_back({first, spans[0], spans[1], tables + spans[2]});
         first += spans[1] - spans[0];
@@ -202,13 +201,14 @@ void attend(const void* pool, const int64_t* sizes, int64_t layer, int64_t num_r
 
 }  // namespace
 
-// pool: [blocks, layers, 2, kv_heads, block_size, head_dim]. sizes: layers, heads, kv_heads,
-// block_size, head_dim. spans [rows, 3]: the positions start and end of a row's new tokens, and where
-// its block table begins in `tables`. query, out: [tokens, heads, head_dim].
-extern "C" void kvmesh_attention(const void* pool, int32_t is_bfloat16, const int64_t* sizes, int64_t layer,
+// pool: blocks of `kind` as `sizes` describes them. spans [rows, 3]: the positions start and end of a row's
+// new tokens, and where its block table begins in `tables`. query, out: [tokens, heads, head_dim], float32
+// where the pool is, else bfloat16.
+extern "C" void kvmesh_attention(const void* pool, int32_t kind, const PoolSizes* sizes, int64_t layer,
                                  int64_t num_rows, const int64_t* spans, const int32_t* tables, const void* query,
                                  void* out, float scale, int64_t window, float softcap, int32_t threads) {
     const Scoring scoring{scale, window, softcap};
-    (is_bfloat16 ? attend<bf16> : attend<float>)(pool, sizes, layer, num_rows, spans, tables, query, out, scoring,
-                                                 threads);
+    with_kind(kind, [&](auto element) {
+        attend<decltype(element)>(pool, *sizes, layer, num_rows, spans, tables, query, out, scoring, threads);
+    });
 }

@@ -20,7 +20,7 @@ template <typename T>
 struct DecodeTask {
     const int32_t* table;
     int64_t begin, end, head, kv_heads;
-    const T* query;
+    const Number<T>* query;
     OnlineSoftmax* softmax;
     float* sums;
 };
@@ -34,7 +34,7 @@ struct DecodeItem {
     ChunkSlots<T> slots;
 };
 
-// Scores become weights, [first, count) of them; the others weigh nothing. Returns the factor for the sums
+// Products become weights, [first, count) of them; the others weigh nothing. Returns the factor for the sums
 // so far.
 inline float weigh(const Scoring& scoring, float* scores, int first, int count, OnlineSoftmax& softmax) {
     for (int i = 0; i < kChunk; i += kLanes) store(scores + i, scoring.score(load(scores + i)));
@@ -58,7 +58,7 @@ class DecodeStream {
 public:
     DecodeStream(const PagedLayer<T>& layer, const Scoring& scoring, int group, const DecodeTask<T>* tasks, size_t count)
         : layer_(layer), scoring_(scoring), group_(group), task_(tasks), last_task_(tasks + count),
-          queries_(layer, group) {
+          queries_(layer, group), keys_(layer.head_dim), values_(layer.head_dim) {
         begin_task();
     }
 
@@ -97,7 +97,8 @@ private:
         next.head = head_;
         next.first = int(std::max<int64_t>(0, task_->begin - at_));
         next.count = int(std::min<int64_t>(kChunk, task_->end - at_));
-        next.slots = ChunkSlots<T>(layer_, task_->table, at_, next.count, (task_->head + head_) * layer_.head_stride);
+        next.slots = ChunkSlots<T>(layer_, task_->table, at_, next.count, task_->head + head_);
+        next.slots.prefetch_scales(layer_);
         if (++head_ < task_->kv_heads) return;
         head_ = 0;
         at_ += kChunk;
@@ -113,7 +114,9 @@ private:
             queries_.set(now.task->query, now.task->kv_heads);
         }
         const int first = std::max(now.first, segment * kSegment), last = std::min(now.count, (segment + 1) * kSegment);
-        if (first < last) queries_.multiply(now.slots.keys, first, last, now.head, products_[n % 2]);
+        if (first >= last) return;
+        const Rows<Number<T>> keys = keys_.read(now.slots, 0, segment * kSegment, last);
+        queries_.multiply(keys, first, last, now.head, products_[n % 2]);
     }
 
     // A part of the query heads in each segment.
@@ -121,10 +124,14 @@ private:
         constexpr int segments = kChunk / kSegment;
         const DecodeItem<T>& now = item(n);
         Weights& weights = weights_[n % 2];
+        if constexpr (kQuantised<T>)
+            if (segment == 0) scales_.load(layer_, now.slots, now.task->head + now.head);
         for (int g = group_ * segment / segments; g < group_ * (segment + 1) / segments; g++) {
             queries_.take(products_[n % 2], g, weights.scores[g]);
+            if constexpr (kQuantised<T>) multiply_all(weights.scores[g], scales_.key);
             OnlineSoftmax& softmax = now.task->softmax[now.head * group_ + g];
             weights.factor[g] = weigh(scoring_, weights.scores[g], now.first, now.count, softmax);
+            if constexpr (kQuantised<T>) multiply_all(weights.scores[g], scales_.value);
         }
     }
 
@@ -135,11 +142,16 @@ private:
         if (segment == 0) shrink(weights, sums);
         const int first = std::max(now.first, segment * kSegment), last = std::min(now.count, (segment + 1) * kSegment);
         const T* const* later = exists(n + kAhead) ? item(n + kAhead).slots.keys : nullptr;
-        const Values<T> values{now.slots.keys, layer_.value_offset, first, last, later};
+        const Rows<Number<T>> rows = values_.read(now.slots, layer_.value_offset, first, last);
+        const Values<T> values{rows, first, last, later, layer_.value_offset};
         if (first < last) add_values(values, weights.scores, group_, layer_.head_dim, sums);
         // A short chunk asks for a whole one as well.
         for (int i = std::max(last, segment * kSegment); i < (segment + 1) * kSegment; i++)
-            values.prefetch(i, 0, layer_.head_dim * int64_t(sizeof(T)));
+            values.prefetch(i, 0, layer_.head_dim);
+    }
+
+    static void multiply_all(float* numbers, const float* factors) {
+        for (int i = 0; i < kChunk; i += kLanes) store(numbers + i, load(numbers + i) * load(factors + i));
     }
 
     void shrink(const Weights& weights, float* sums) const {
@@ -156,6 +168,8 @@ private:
     int64_t at_ = 0, head_ = 0, made_ = 0;
     const DecodeTask<T>* queried_ = nullptr;
     DecodeQueries<T> queries_;
+    Numbers<T> keys_, values_;
+    ChunkScales scales_;
     DecodeItem<T> items_[kItems];
     alignas(64) float products_[2][kChunk * 16];
     Weights weights_[2];

@@ -2,9 +2,6 @@
 #pragma once
 #include "chunk.h"
 
-#include <type_traits>
-#include <vector>
-
 namespace kvmesh {
 
 constexpr int kGroup = 8;    // query heads a KV head at most
@@ -13,7 +10,7 @@ constexpr int kSegment = 16;  // keys of a chunk that are computed at a time
 // Keys [first, last) of a chunk against some query heads: a key is loaded once for all. `query` is float32
 // in the order of load_pair.
 template <int heads, typename T>
-inline void score_heads(const T* const* keys, int first, int last, const float* query, int64_t head_dim,
+inline void score_heads(Rows<T> keys, int first, int last, const float* query, int64_t head_dim,
                         float (*scores)[kChunk]) {
     for (int i = first; i < last; i++) {
         const T* key = keys[i];
@@ -35,7 +32,7 @@ inline void score_heads(const T* const* keys, int first, int last, const float* 
 }
 
 template <typename T>
-inline void score_keys(const T* const* keys, int first, int last, const float* query, int heads, int64_t head_dim,
+inline void score_keys(Rows<T> keys, int first, int last, const float* query, int heads, int64_t head_dim,
                        float (*scores)[kChunk]) {
     for (int h = 0; h < heads; h += 4) {
         const float* q = query + h * head_dim;
@@ -48,21 +45,20 @@ inline void score_keys(const T* const* keys, int first, int last, const float* q
     }
 }
 
-// The values [first, last) of a chunk, weighted, and meanwhile the cache lines of later keys.
+// The values [first, last) of a chunk, and meanwhile the cache lines of later keys and values, where they
+// are stored.
 template <typename T>
 struct Values {
-    const T* const* keys;  // the values lie `offset` behind
-    int64_t offset;
+    Rows<Number<T>> rows;
     int first, last;
     const T* const* later;  // or null; as many as here, into the second-level cache
+    int64_t later_offset;
 
-    const T* value(int i) const { return keys[i] + offset; }
-
-    void prefetch(int i, int64_t d, int64_t bytes) const {
+    void prefetch(int i, int64_t d, int64_t elements) const {
         if (!later) return;
         const char* key = reinterpret_cast<const char*>(later[i] + d);
-        const char* value = reinterpret_cast<const char*>(later[i] + offset + d);
-        for (int64_t at = 0; at < bytes; at += 64) {
+        const char* value = reinterpret_cast<const char*>(later[i] + later_offset + d);
+        for (int64_t at = 0; at < elements * int64_t(sizeof(T)); at += 64) {
             __builtin_prefetch(key + at, 0, 2);
             __builtin_prefetch(value + at, 0, 2);
         }
@@ -77,8 +73,8 @@ inline void add_pairs(const Values<T>& values, int64_t d, const float (*weights)
     for (int h = 0; h < heads; h++)
         for (int w = 0; w < 2 * width; w++) acc[h][w] = load(sums + h * head_dim + d + w * kLanes);
     for (int i = values.first; i < values.last; i++) {
-        const T* value = values.value(i) + d;
-        values.prefetch(i, d, width * kPair * int64_t(sizeof(T)));
+        const Number<T>* value = values.rows[i] + d;
+        values.prefetch(i, d, width * kPair);
         for (int w = 0; w < width; w++) {
             const Pair part = load_pair(value + w * kPair);
             for (int h = 0; h < heads; h++) {
@@ -99,7 +95,7 @@ inline void add_heads(const Values<T>& values, const float (*weights)[kChunk], i
     for (; d < head_dim; d++)
         for (int h = 0; h < heads; h++)
             for (int i = values.first; i < values.last; i++)
-                sums[h * head_dim + d] += weights[h][i] * to_float(values.value(i)[d]);
+                sums[h * head_dim + d] += weights[h][i] * to_float(values.rows[i][d]);
 }
 
 template <typename T>
@@ -137,16 +133,16 @@ inline void take_column(const float* found, int column, float* scores) {
 
 // The queries of a task as the products want them: float32 rows, or for the matrix unit pairs of elements
 // [kv_heads, head_dim / 2, kGroup, 2].
-template <typename T>
+template <typename T, typename E = Number<T>>
 class DecodeQueries {
 public:
     DecodeQueries(const PagedLayer<T>& layer, int group) : dim_(layer.head_dim), group_(group) {
 #if defined(KVMESH_AMX)
-        if constexpr (std::is_same_v<T, bf16>) tiles_ = keys_fit_tiles(layer);
+        tiles_ = keys_fit_tiles(layer);
 #endif
     }
 
-    void set(const T* query, int64_t kv_heads) {
+    void set(const E* query, int64_t kv_heads) {
         if (!tiles_) {
             rows_.resize(kv_heads * group_ * dim_);
             for (int64_t h = 0; h < kv_heads * group_; h++) convert(query + h * dim_, rows_.data() + h * dim_);
@@ -160,9 +156,9 @@ public:
     }
 
     // The products of the keys [first, last) of one segment with the queries of the task's KV head `head`.
-    void multiply(const T* const* keys, int first, int last, int64_t head, float* products) const {
+    void multiply(Rows<E> keys, int first, int last, int64_t head, float* products) const {
 #if defined(KVMESH_AMX)
-        if constexpr (std::is_same_v<T, bf16>)
+        if constexpr (std::is_same_v<E, bf16>)
             if (tiles_) {
                 const int segment = first / kSegment * kSegment;
                 return score_tile(keys[segment], pairs_.data() + head * kGroup * dim_, dim_, products + segment * 16);
@@ -180,7 +176,7 @@ public:
     }
 
 private:
-    void convert(const T* query, float* row) const {
+    void convert(const E* query, float* row) const {
         int64_t d = 0;
         for (; d + kPair <= dim_; d += kPair) {
             const Pair part = load_pair(query + d);
@@ -194,7 +190,7 @@ private:
     int group_;
     bool tiles_ = false;
     std::vector<float> rows_;
-    std::vector<T> pairs_;
+    std::vector<E> pairs_;
 };
 
 }  // namespace kvmesh

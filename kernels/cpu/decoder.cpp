@@ -90,23 +90,23 @@ struct Stream {
 }  // namespace
 
 // Runs `tokens` of `residual` [tokens, hidden], float32, through all layers, in place. The weights are
-// bfloat16, and so is the pool. `rotations` are cos and sin [tokens, head_dim] of each rope in turn;
+// bfloat16; the pool is bfloat16 or quantised. `rotations` are cos and sin [tokens, head_dim] of each rope in turn;
 // `sizes`, `spans` and `tables` as for kvmesh_attention.
-extern "C" void kvmesh_decoder(const KvmeshDecoder* decoder, void* pool, int32_t is_bfloat16, const int64_t* sizes,
+extern "C" void kvmesh_decoder(const KvmeshDecoder* decoder, void* pool, int32_t kind, const PoolSizes* sizes,
                                int64_t num_rows, const int64_t* spans, const int32_t* tables, int64_t tokens,
                                float* residual, const float* const* rotations, int32_t threads) {
     thread_local Scratch s;
-    const int64_t heads = sizes[1], kv_heads = sizes[2], head_dim = sizes[4], query_size = heads * head_dim;
-    s.fit(tokens, decoder->hidden, query_size, query_size + 2 * kv_heads * head_dim, decoder->inner);
+    const int64_t query_size = sizes->heads * sizes->head_dim, kv_size = sizes->kv_heads * sizes->head_dim;
+    s.fit(tokens, decoder->hidden, query_size, query_size + 2 * kv_size, decoder->inner);
     const Stream stream{residual, tokens, decoder->hidden, decoder->epsilon, threads};
     for (int64_t i = 0; i < decoder->num_layers; i++) {
         const Layer& layer = decoder->layers[i];
         const float* const* rotation = rotations + 2 * layer.rope;
         stream.norm(layer.input_norm, s.normed.data());
         stream.multiply(s.normed.data(), decoder->hidden, layer.qkv, kFloat32, s.qkv.data());
-        kvmesh_place(pool, is_bfloat16, sizes, i, num_rows, spans, tables, s.qkv.data(), rotation[0], rotation[1],
+        kvmesh_place(pool, kind, sizes, i, num_rows, spans, tables, s.qkv.data(), rotation[0], rotation[1],
                      layer.head_norm, decoder->epsilon, s.query.data(), threads);
-        kvmesh_attention(pool, is_bfloat16, sizes, i, num_rows, spans, tables, s.query.data(), s.attended.data(),
+        kvmesh_attention(pool, kind, sizes, i, num_rows, spans, tables, s.query.data(), s.attended.data(),
                          layer.scale, layer.window, layer.softcap, threads);
         stream.add(s.attended.data(), query_size, layer.output, layer.output_norm, s.output.data());
         stream.norm(layer.mlp_norm, s.normed.data());

@@ -1,7 +1,7 @@
 // What lies between the linear layers and the attention of a decoder layer.
 #include "api.h"
+#include "chunk.h"
 #include "norm.h"
-#include "paged.h"
 
 using namespace kvmesh;
 
@@ -15,7 +15,9 @@ void rms_norm(const float* x, int64_t tokens, int64_t size, const float* weight,
     for (int64_t t = 0; t < tokens; t++) {
         const float* from = x + t * size;
         const float scale = inverse_rms(from, size, epsilon);
-        for (int64_t i = 0; i < size; i++) store(out[t * size + i], from[i] * scale * weight[i]);
+        int64_t i = 0;
+        for (; i + kLanes <= size; i += kLanes) store(&out[t * size + i], load(from + i) * scale * load(weight + i));
+        for (; i < size; i++) store(out[t * size + i], from[i] * scale * weight[i]);
     }
 }
 
@@ -38,43 +40,68 @@ struct Heads {
     }
 };
 
+// One vector of `size` numbers goes to its place in the pool, with its scale.
+template <typename T>
+inline void put(const float* from, int64_t size, T* to, half*, const float*) {
+    for (int64_t d = 0; d < size; d++) store(to[d], from[d]);
+}
+
+inline void put(const float* from, int64_t size, e4m3* to, half*, const float* head_scale) {
+    const float inverse = 1.0f / *head_scale;
+    for (int64_t d = 0; d < size; d++) store(to[d], from[d] * inverse);
+}
+
+inline void put(const float* from, int64_t size, int8_t* to, half* scale, const float*) {
+    float highest = 0.0f;
+    for (int64_t d = 0; d < size; d++) highest = std::max(highest, std::fabs(from[d]));
+    store(*scale, highest / 127.0f);
+    const float rounded = to_float(*scale), inverse = rounded > 0.0f ? 1.0f / rounded : 0.0f;
+    for (int64_t d = 0; d < size; d++) {
+        const float number = std::nearbyint(from[d] * inverse);
+        to[d] = int8_t(number > 127.0f ? 127.0f : number < -127.0f ? -127.0f : number);
+    }
+}
+
 template <typename T>
 struct Placement {
     PagedLayer<T> layer;
-    int64_t heads, kv_heads;
+    int64_t heads;
     float* qkv;  // [tokens, heads + 2 · kv_heads, head_dim]; scratch afterwards
     const float *cos, *sin;
     const float* norm;
     float epsilon;
-    T* query;  // [tokens, heads, head_dim]
+    Number<T>* query;  // [tokens, heads, head_dim]
 
     void place(int64_t token, int32_t block, int64_t slot) const {
-        const int64_t dim = layer.head_dim;
+        const int64_t dim = layer.head_dim, kv_heads = layer.kv_heads;
         const Heads rotation{cos + token * dim, sin + token * dim, norm, epsilon, dim};
         float* x = qkv + token * (heads + 2 * kv_heads) * dim;
         for (int64_t h = 0; h < heads; h++) rotation.rotate(x + h * dim, h, query + (token * heads + h) * dim);
+        float rotated[kMaxDim];
         for (int64_t h = 0; h < kv_heads; h++) {
             T* key = const_cast<T*>(layer.key(block, h, slot));
-            rotation.rotate(x + (heads + h) * dim, heads + h, key);
-            const float* value = x + (heads + kv_heads + h) * dim;
-            for (int64_t d = 0; d < dim; d++) store(key[layer.value_offset + d], value[d]);
+            half* scale = const_cast<half*>(layer.key_scale(block, h, slot));
+            const float* fixed = layer.head_scales;  // of fp8
+            rotation.rotate(x + (heads + h) * dim, heads + h, rotated);
+            put(rotated, dim, key, scale, fixed ? fixed + h : nullptr);
+            put(x + (heads + kv_heads + h) * dim, dim, key + layer.value_offset, scale + layer.value_scale_offset,
+                fixed ? fixed + kv_heads + h : nullptr);
         }
     }
 };
 
 template <typename T>
-void place(void* pool, const int64_t* sizes, int64_t layer, int64_t num_rows, const int64_t* spans,
+void place(void* pool, const PoolSizes& sizes, int64_t layer, int64_t num_rows, const int64_t* spans,
            const int32_t* tables, float* qkv, const float* cos, const float* sin, const float* norm, float epsilon,
            void* query, int threads) {
-    const int64_t heads = sizes[1], kv_heads = sizes[2], block_size = sizes[3];
-    const PagedLayer<T> paged(static_cast<const T*>(pool), sizes[0], layer, kv_heads, block_size, sizes[4]);
-    const Placement<T> placement{paged, heads, kv_heads, qkv, cos, sin, norm, epsilon, static_cast<T*>(query)};
+    const Placement<T> placement{PagedLayer<T>(pool, sizes, layer), sizes.heads, qkv, cos, sin, norm, epsilon,
+                                 static_cast<Number<T>*>(query)};
     for (int64_t i = 0, first = 0; i < num_rows; i++, spans += 3) {
         const int64_t start = spans[0], count = spans[1] - start;
         const int32_t* table = tables + spans[2];
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && count >= kTokensWorthThreads)
         for (int64_t t = 0; t < count; t++)
-            placement.place(first + t, table[(start + t) / block_size], (start + t) % block_size);
+            placement.place(first + t, table[(start + t) / sizes.block_size], (start + t) % sizes.block_size);
         first += count;
     }
 }
@@ -89,11 +116,13 @@ extern "C" void kvmesh_rms_norm(const float* x, int64_t tokens, int64_t size, co
         rms_norm(x, tokens, size, weight, epsilon, static_cast<float*>(out), threads);
 }
 
-// Norms and rotates q and k, writes k and v to their slots of the pool, and q to `query`. `sizes`,
-// `spans` and `tables` as for kvmesh_attention.
-extern "C" void kvmesh_place(void* pool, int32_t is_bfloat16, const int64_t* sizes, int64_t layer, int64_t num_rows,
+// Norms and rotates q and k, writes k and v to their slots of the pool, and q to `query`. Pool, `spans` and
+// `tables` as for kvmesh_attention.
+extern "C" void kvmesh_place(void* pool, int32_t kind, const PoolSizes* sizes, int64_t layer, int64_t num_rows,
                              const int64_t* spans, const int32_t* tables, float* qkv, const float* cos,
                              const float* sin, const float* norm, float epsilon, void* query, int32_t threads) {
-    (is_bfloat16 ? place<bf16> : place<float>)(pool, sizes, layer, num_rows, spans, tables, qkv, cos, sin, norm,
-                                               epsilon, query, threads);
+    with_kind(kind, [&](auto element) {
+        place<decltype(element)>(pool, *sizes, layer, num_rows, spans, tables, qkv, cos, sin, norm, epsilon, query,
+                                 threads);
+    });
 }

@@ -61,7 +61,7 @@ void run_block(const Linear& linear, int64_t pair, int64_t row, int tokens, bool
     const int64_t run = linear.depth * kTile;
     const bf16* first = linear.weight + 2 * pair * run;
     const bf16* second = (2 * pair + 1) * kBlock < linear.outputs ? first + run : first;
-    const Panel panel{linear.x + row * linear.stride, linear.stride, first, second, linear.depth};
+    const Panel panel{linear.x + row * linear.stride, linear.stride, first, second, linear.depth, row == 0};
 #if defined(KVMESH_AMX)
     if (tiles) multiply_tiles(panel, tokens, sums);
 #endif

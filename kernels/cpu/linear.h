@@ -26,6 +26,7 @@ struct Panel {
     const bf16* first;
     const bf16* second;
     int64_t depth;  // tiles of inputs
+    bool cold;  // the weights come from memory: 0.9 of the time at 512 tokens if only then asked for early
 
     // How far ahead of the tiles at depth `d` those lie that are asked for: the hardware's own guess
     // stops at a page's end. Behind the last ones, the next two blocks begin.
@@ -123,7 +124,7 @@ inline void multiply_tiles(const Panel& panel, int tokens, float* sums) {
         _tile_zero(3);
     }
     for (int64_t d = 0; d < panel.depth; d++) {
-        prefetch_tiles(panel.first + d * kTile, panel.second + d * kTile, panel.ahead(d));
+        if (panel.cold) prefetch_tiles(panel.first + d * kTile, panel.second + d * kTile, panel.ahead(d));
         _tile_loadd(4, panel.x + d * kDepth, row_bytes);
         _tile_loadd(6, panel.first + d * kTile, 64);
         _tile_dpbf16ps(0, 4, 6);

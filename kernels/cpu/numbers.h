@@ -10,6 +10,18 @@ struct bf16 {
     uint16_t bits;
 };
 
+// IEEE half precision, of scales.
+struct half {
+    uint16_t bits;
+};
+
+// 8 bits: sign, 4 of exponent (bias 7), 3 of mantissa; 448 is the largest, there are no infinities
+// (Micikevicius et al., arXiv:2209.05433).
+struct e4m3 {
+    uint8_t bits;
+};
+constexpr float kE4m3Highest = 448.0f;
+
 inline uint32_t bits_of(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
@@ -32,6 +44,33 @@ inline void store(bf16& to, float x) {
     to.bits = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
 }
 inline void store(float& to, float x) { to = x; }
+
+inline float to_float(half x) {
+    const float magnitude = float_of(uint32_t(x.bits & 0x7fff) << 13) * 0x1p112f;
+    return float_of(bits_of(magnitude) | uint32_t(x.bits & 0x8000) << 16);
+}
+
+// Rounds to nearest even; for numbers that are neither negative nor too large.
+inline void store(half& to, float x) {
+    const float tiny = x + 0.5f;  // below 2^-14 the unit is 2^-24, that of 0.5
+    const uint32_t bits = bits_of(x), rounded = (bits + 0xfff + ((bits >> 13) & 1)) >> 13;
+    to.bits = uint16_t(x < 0x1p-14f ? bits_of(tiny) - bits_of(0.5f) : rounded - (112u << 10));
+}
+
+inline float to_float(e4m3 x) {
+    const uint32_t magnitude = x.bits & 0x7fu;
+    const float normal = float_of((magnitude << 20) + (120u << 23)), tiny = float(magnitude) * 0x1p-9f;
+    return float_of(bits_of(magnitude < 8 ? tiny : normal) | uint32_t(x.bits & 0x80u) << 24);
+}
+
+// Rounds to nearest even; what is too large becomes the largest.
+inline void store(e4m3& to, float x) {
+    const uint32_t sign = bits_of(x) >> 24 & 0x80;
+    const float size = float_of(bits_of(x) & 0x7fffffff), clamped = size > kE4m3Highest ? kE4m3Highest : size;
+    const uint32_t bits = bits_of(clamped), rounded = (bits + 0x7ffff + ((bits >> 20) & 1)) >> 20;
+    const uint32_t tiny = bits_of(clamped + 0x1p14f) - bits_of(0x1p14f);  // below 2^-6 the unit is 2^-9
+    to.bits = uint8_t(sign | (clamped < 0x1p-6f ? tiny : rounded - (120u << 3)));
+}
 
 // 2^x = 2^n · 2^f with |f| ≤ 1/2, by a polynomial whose relative error is 7e-8 (Remez). Exactly 0 below
 // −126, where float32 leaves its normal range, so that a score of −inf weighs nothing.

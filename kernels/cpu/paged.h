@@ -8,25 +8,53 @@
 
 namespace kvmesh {
 
-// One layer of a pool [blocks, layers, 2, kv_heads, block_size, head_dim].
+enum KvKind : int32_t { kKvFloat32 = 0, kKvBfloat16 = 1, kKvFp8 = 2, kKvInt8 = 3 };
+
+// Calls `run` with an element of `kind`.
+template <typename Run>
+inline void with_kind(int32_t kind, Run run) {
+    switch (kind) {
+        case kKvFloat32: return run(float{});
+        case kKvBfloat16: return run(bf16{});
+        case kKvFp8: return run(e4m3{});
+        default: return run(int8_t{});
+    }
+}
+
+// What the pool's blocks are made of, as Python describes them.
+struct PoolSizes {
+    int64_t layers, heads, kv_heads, block_size, head_dim;
+    int64_t block_bytes;
+    int64_t scales_at;         // where the scales of int8 begin in a block, bytes
+    const float* head_scales;  // of fp8, [layers, 2, kv_heads], or null
+};
+static_assert(sizeof(PoolSizes) == 8 * sizeof(int64_t));
+
+// One layer of a pool whose blocks hold elements [layers, 2, kv_heads, block_size, head_dim], then scales
+// [layers, 2, kv_heads, block_size].
 template <typename T>
 struct PagedLayer {
-    const T* keys;  // of block 0
-    int64_t block_stride, value_offset, head_stride;
-    int64_t block_size, head_dim;
+    const char *keys, *scales;  // of block 0
+    const float* head_scales;   // [2, kv_heads]
+    int64_t block_bytes;
+    int64_t value_offset, head_stride, value_scale_offset;  // elements
+    int64_t block_size, head_dim, kv_heads;
 
-    PagedLayer(const T* pool, int64_t layers, int64_t layer, int64_t kv_heads, int64_t block_size, int64_t head_dim)
-        : head_stride(block_size * head_dim), block_size(block_size), head_dim(head_dim) {
+    PagedLayer(const void* pool, const PoolSizes& sizes, int64_t layer)
+        : block_bytes(sizes.block_bytes), head_stride(sizes.block_size * sizes.head_dim),
+          value_scale_offset(sizes.kv_heads * sizes.block_size), block_size(sizes.block_size),
+          head_dim(sizes.head_dim), kv_heads(sizes.kv_heads) {
         value_offset = kv_heads * head_stride;
-        block_stride = layers * 2 * value_offset;
-        keys = pool + layer * 2 * value_offset;
+        keys = static_cast<const char*>(pool) + layer * 2 * value_offset * int64_t(sizeof(T));
+        scales = static_cast<const char*>(pool) + sizes.scales_at + layer * 2 * value_scale_offset * int64_t(sizeof(half));
+        head_scales = sizes.head_scales ? sizes.head_scales + layer * 2 * kv_heads : nullptr;
     }
 
     const T* key(int32_t block, int64_t head, int64_t slot) const {
-        return keys + block * block_stride + head * head_stride + slot * head_dim;
+        return reinterpret_cast<const T*>(keys + block * block_bytes) + head * head_stride + slot * head_dim;
     }
-    const T* value(int32_t block, int64_t head, int64_t slot) const {
-        return key(block, head, slot) + value_offset;
+    const half* key_scale(int32_t block, int64_t head, int64_t slot) const {
+        return reinterpret_cast<const half*>(scales + block * block_bytes) + head * block_size + slot;
     }
 };
 

@@ -12,10 +12,10 @@ namespace kvmesh {
 
 constexpr int kColumns = 128;
 
-template <typename T>
+template <typename E>
 struct QueryTile {
-    const T* query;  // of the first token and of the KV head's first query head
-    T* out;
+    const E* query;  // of the first token and of the KV head's first query head
+    E* out;
     int64_t token_stride;  // elements
     int group;             // query heads of the KV head, side by side
     int64_t start, end;    // positions of the queries
@@ -36,6 +36,7 @@ struct PrefillScratch {
     alignas(64) bf16 weight_pairs[kChunk * kColumns];  // [keys / 2, columns, 2]
     alignas(64) bf16 values[kMaxDim * kChunk];         // [head_dim, keys]
     alignas(64) bf16 keys[kChunk * kMaxDim];           // [keys, head_dim], padded to whole tiles
+    ChunkScales scales;  // of quantised keys and values
     alignas(64) float base[kColumns], total[kColumns], factor[kColumns];
     alignas(64) int32_t first[kColumns], last[kColumns];  // keys that a column sees
 };
@@ -56,24 +57,24 @@ struct PlainProducts {
     }
 
     template <typename T>
-    static void score(const PagedLayer<T>& layer, const ChunkSlots<T>& slots, int count, int columns,
+    static void score(const PagedLayer<T>& layer, Rows<Number<T>> keys, int count, int columns,
                       PrefillScratch& s) {
         for (int c = 0; c < columns; c += 16) {
             int i = 0;
             for (; i + kRegisterRows <= count; i += kRegisterRows)
-                score_rows<kRegisterRows>(slots.keys + i, i, c, layer.head_dim, s);
-            for (; i < count; i++) score_rows<1>(slots.keys + i, i, c, layer.head_dim, s);
+                score_rows<kRegisterRows>(keys.from(i), i, c, layer.head_dim, s);
+            for (; i < count; i++) score_rows<1>(keys.from(i), i, c, layer.head_dim, s);
         }
     }
 
     template <typename T>
-    static void add(const PagedLayer<T>& layer, const ChunkSlots<T>& slots, int count, int columns,
+    static void add(const PagedLayer<T>& layer, Rows<Number<T>> values, int count, int columns,
                     PrefillScratch& s) {
         for (int c = 0; c < columns; c += 16) {
             int64_t d = 0;
             for (; d + kRegisterRows <= layer.head_dim; d += kRegisterRows)
-                add_rows<kRegisterRows>(slots.keys, layer.value_offset + d, count, d, c, s);
-            for (; d < layer.head_dim; d++) add_rows<1>(slots.keys, layer.value_offset + d, count, d, c, s);
+                add_rows<kRegisterRows>(values, count, d, c, s);
+            for (; d < layer.head_dim; d++) add_rows<1>(values, count, d, c, s);
         }
     }
 
@@ -93,7 +94,7 @@ struct PlainProducts {
 
 private:
     template <int rows, typename T>
-    static void score_rows(const T* const* keys, int i, int c, int64_t dim, PrefillScratch& s) {
+    static void score_rows(Rows<T> keys, int i, int c, int64_t dim, PrefillScratch& s) {
         Lanes acc[rows][kSpan] = {};
         for (int64_t d = 0; d < dim; d++) {
             const float* queries = s.queries + d * kColumns + c;
@@ -103,12 +104,12 @@ private:
     }
 
     template <int rows, typename T>
-    static void add_rows(const T* const* keys, int64_t offset, int count, int64_t d, int c, PrefillScratch& s) {
+    static void add_rows(Rows<T> values, int count, int64_t d, int c, PrefillScratch& s) {
         Lanes acc[rows][kSpan];
         for (int r = 0; r < rows; r++) std::memcpy(acc[r], s.sums + (d + r) * kColumns + c, sizeof acc[r]);
         for (int i = 0; i < count; i++) {
             const float* weights = s.scores + i * kColumns + c;
-            for (int r = 0; r < rows; r++) add_products(acc[r], to_float(keys[i][offset + r]), weights);
+            for (int r = 0; r < rows; r++) add_products(acc[r], to_float(values[i][d + r]), weights);
         }
         for (int r = 0; r < rows; r++) std::memcpy(s.sums + (d + r) * kColumns + c, acc[r], sizeof acc[r]);
     }
@@ -122,6 +123,7 @@ private:
 // selection, since a slot that is not written may hold anything. Rows up to `padded` count as
 // not seen. Raises the base of a column whose scores got too far above it; true where
 // there was one.
+template <bool scaled>
 inline bool score_columns(const Scoring& scoring, int64_t chunk, int count, int padded, int columns, bool all_seen,
                           PrefillScratch& s) {
     const Lanes unseen = all_lanes(-INFINITY);
@@ -134,7 +136,7 @@ inline bool score_columns(const Scoring& scoring, int64_t chunk, int count, int 
         Lanes highest = base;
         float* scores = s.scores + c;
         for (int i = 0; i < count; i++, scores += kColumns) {
-            Lanes found = scoring.score(load(scores));
+            Lanes found = scoring.score(scaled ? load(scores) * s.scales.key[i] : load(scores));
             const int32_t key = int32_t(chunk + i);
             if (!all_seen) found = (first > key) | (last < key) ? unseen : found;
             highest = larger(found, highest);
@@ -150,7 +152,7 @@ inline bool score_columns(const Scoring& scoring, int64_t chunk, int count, int 
 }
 
 // Scores become weights, two keys at a time, which `Products` keeps for the sums.
-template <typename Products>
+template <typename Products, bool scaled>
 inline void weigh_columns(int padded, int columns, PrefillScratch& s) {
     for (int c = 0; c < columns; c += kLanes) {
         const Lanes base = load(s.base + c);
@@ -159,7 +161,10 @@ inline void weigh_columns(int padded, int columns, PrefillScratch& s) {
             const float* scores = s.scores + i * kColumns + c;
             const Lanes even = exp2(load(scores) - base), odd = exp2(load(scores + kColumns) - base);
             total += even + odd;
-            Products::keep(i, c, even, odd, s);
+            if (scaled)
+                Products::keep(i, c, even * s.scales.value[i], odd * s.scales.value[i + 1], s);
+            else
+                Products::keep(i, c, even, odd, s);
         }
         store(s.total + c, total);
     }
@@ -186,10 +191,12 @@ inline void begin_columns(const QueryTile<T>& tile, const Scoring& scoring, int6
 }
 
 template <typename Products, typename T>
-inline void prefill_with(const PagedLayer<T>& layer, const Scoring& scoring, const QueryTile<T>& tile,
+inline void prefill_with(const PagedLayer<T>& layer, const Scoring& scoring, const QueryTile<Number<T>>& tile,
                          PrefillScratch& s) {
+    constexpr bool scaled = kQuantised<T>;
     const int64_t dim = layer.head_dim;
     const int columns = tile.padded_columns();
+    Numbers<T> keys(dim), values(dim);
     begin_columns(tile, scoring, dim, s);
     Products::begin(tile, dim, s);
     const int64_t begin = scoring.first_key(tile.start), sees_from = scoring.first_key(tile.end - 1);
@@ -200,12 +207,13 @@ inline void prefill_with(const PagedLayer<T>& layer, const Scoring& scoring, con
         const int count = int(std::min<int64_t>(kChunk, tile.end - chunk));
         const bool all_seen = chunk >= sees_from && chunk + count - 1 <= tile.start;
         const int padded = int(ceil_div(count, Products::kKeys) * Products::kKeys);
-        const ChunkSlots<T> slots(layer, tile.table, chunk, tile.end - chunk, tile.head * layer.head_stride);
-        Products::score(layer, slots, count, columns, s);
-        const bool raised = score_columns(scoring, chunk, count, padded, columns, all_seen, s);
-        weigh_columns<Products>(padded, columns, s);
+        const ChunkSlots<T> slots(layer, tile.table, chunk, count, tile.head);
+        if constexpr (scaled) s.scales.load(layer, slots, tile.head);
+        Products::score(layer, keys.read(slots, 0, 0, count), count, columns, s);
+        const bool raised = score_columns<scaled>(scoring, chunk, count, padded, columns, all_seen, s);
+        weigh_columns<Products, scaled>(padded, columns, s);
         if (raised) shrink_sums(columns, dim, s);
-        Products::add(layer, slots, count, columns, s);
+        Products::add(layer, values.read(slots, layer.value_offset, 0, count), count, columns, s);
     }
     Products::write(tile, dim, s);
 }

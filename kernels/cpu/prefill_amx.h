@@ -33,7 +33,8 @@ struct TileProducts {
     static constexpr bool kInTiles = true;
     static constexpr int kKeys = 32;  // weights come in multiples
 
-    static bool fit(const PagedLayer<bf16>& layer) { return layer.head_dim % 16 == 0 && amx_ready(); }
+    template <typename T>
+    static bool fit(const PagedLayer<T>& layer) { return layer.head_dim % 16 == 0 && amx_ready(); }
 
     static void begin(const QueryTile<bf16>& tile, int64_t dim, PrefillScratch& s) {
         std::fill_n(s.query_pairs, ceil_div(dim, 32) * 32 * kColumns, bf16{0});
@@ -52,15 +53,15 @@ struct TileProducts {
     }
 
     // [2 × 2] tiles: 32 keys against 32 columns.
-    static void score(const PagedLayer<bf16>& layer, const ChunkSlots<bf16>& slots, int count, int columns,
-                      PrefillScratch& s) {
+    template <typename T>
+    static void score(const PagedLayer<T>& layer, Rows<bf16> keys, int count, int columns, PrefillScratch& s) {
         const int64_t dim = layer.head_dim, depth = ceil_div(dim, 32) * 32;
         const bool in_place = keys_fit_tiles(layer);
-        if (!in_place) copy_keys(slots, count, dim, depth, s.keys);
+        if (!in_place) copy_keys(keys, count, dim, depth, s.keys);
         for (int i = 0; i < count; i += 32) {
             const bool below = i + 16 < count;
-            const bf16* upper = in_place ? slots.keys[i] : s.keys + i * depth;
-            const bf16* lower = !below ? upper : in_place ? slots.keys[i + 16] : s.keys + (i + 16) * depth;
+            const bf16* upper = in_place ? keys[i] : s.keys + i * depth;
+            const bf16* lower = !below ? upper : in_place ? keys[i + 16] : s.keys + (i + 16) * depth;
             for (int c = 0; c < columns; c += 32) {
                 const bf16* pairs = s.query_pairs + 2 * c;
                 multiply({upper, lower, depth * 2}, {pairs, pairs + 32, 4 * kColumns}, depth, below, c + 16 < columns,
@@ -69,10 +70,10 @@ struct TileProducts {
         }
     }
 
-    static void add(const PagedLayer<bf16>& layer, const ChunkSlots<bf16>& slots, int count, int columns,
-                    PrefillScratch& s) {
+    template <typename T>
+    static void add(const PagedLayer<T>& layer, Rows<bf16> values, int count, int columns, PrefillScratch& s) {
         const int padded = int(ceil_div(count, 32) * 32);
-        transpose_values(slots, layer.value_offset, count, padded, layer.head_dim, s.values);
+        transpose_values(values, count, padded, layer.head_dim, s.values);
         for (int64_t d = 0; d < layer.head_dim; d += 32) {
             const bf16* upper = s.values + d * kChunk;
             for (int c = 0; c < columns; c += 32) {
@@ -146,19 +147,17 @@ private:
         if (below && beside) _tile_stored(3, to + kBelow + 16, kLine);
     }
 
-    static void copy_keys(const ChunkSlots<bf16>& slots, int count, int64_t dim, int64_t depth,
-                          bf16* keys) {
+    static void copy_keys(Rows<bf16> keys, int count, int64_t dim, int64_t depth, bf16* to) {
         for (int i = 0; i < count; i++) {
-            std::memcpy(keys + i * depth, slots.keys[i], dim * sizeof(bf16));
-            std::fill(keys + i * depth + dim, keys + (i + 1) * depth, bf16{0});
+            std::memcpy(to + i * depth, keys[i], dim * sizeof(bf16));
+            std::fill(to + i * depth + dim, to + (i + 1) * depth, bf16{0});
         }
     }
 
-    static void transpose_values(const ChunkSlots<bf16>& slots, int64_t offset, int count, int padded, int64_t dim,
-                                 bf16* values) {
+    static void transpose_values(Rows<bf16> values, int count, int padded, int64_t dim, bf16* to) {
         const auto load = [&](int i, int64_t d) {
             if (i >= count) return _mm512_setzero_si512();
-            return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(slots.keys[i] + offset + d)));
+            return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(values[i] + d)));
         };
         for (int i = 0; i < padded; i += 32)
             for (int64_t d = 0; d < dim; d += 16) {
@@ -166,7 +165,7 @@ private:
                 for (int p = 0; p < 16; p++)
                     pairs[p] = _mm512_or_si512(load(i + 2 * p, d), _mm512_slli_epi32(load(i + 2 * p + 1, d), 16));
                 transpose16(pairs);
-                for (int e = 0; e < 16; e++) _mm512_store_si512(values + (d + e) * kChunk + i, pairs[e]);
+                for (int e = 0; e < 16; e++) _mm512_store_si512(to + (d + e) * kChunk + i, pairs[e]);
             }
     }
 };

@@ -9,8 +9,10 @@ from kernels.attention import AttentionParams
 from kernels.attention_plan import AttentionRow
 from kernels.cpu.library import Library
 from kernels.decoder_layer import Rotation
+from kernels.kv_pool import KvPool
 
 MAX_HEAD_DIM = 512  # the scratch memory in C++ is sized for these two
+KINDS = {"float32": 0, "bfloat16": 1, "fp8": 2, "int8": 3}  # of a pool; see paged.h
 MAX_GROUP = 128  # query heads a KV head
 NO_WINDOW = 1 << 62
 
@@ -23,7 +25,7 @@ class CpuStep:
     def __init__(
         self,
         library: Library,
-        pool: torch.Tensor,
+        pool: KvPool,
         num_heads: int,
         rows: Sequence[AttentionRow],
         threads: int | None = None,
@@ -39,18 +41,18 @@ class CpuStep:
         self._num_heads = num_heads
         self._arrays = (row_spans, tables, array("q", _sizes(pool, num_heads)))
         spans, blocks, sizes = (a.buffer_info()[0] for a in self._arrays)
-        self._before = (pool.data_ptr(), pool.dtype == torch.bfloat16, sizes)
+        self._before = (pool.raw.data_ptr(), KINDS[pool.layout.dtype], sizes)
         self._after = (len(rows), spans, blocks)
         self._threads = threads or library.threads()
 
     @staticmethod
-    def computes(pool: torch.Tensor, num_heads: int) -> bool:
-        _, _, _, kv_heads, _, head_dim = pool.shape
+    def computes(pool: KvPool, num_heads: int, dtype: torch.dtype) -> bool:
+        layout = pool.layout
         return (
-            pool.device.type == "cpu"
-            and pool.dtype in (torch.bfloat16, torch.float32)
-            and head_dim <= MAX_HEAD_DIM
-            and num_heads // kv_heads <= MAX_GROUP
+            pool.raw.device.type == "cpu"
+            and dtype == product_dtype(pool)
+            and layout.head_dim <= MAX_HEAD_DIM
+            and num_heads // layout.num_kv_heads <= MAX_GROUP
         )
 
     def place(
@@ -62,8 +64,8 @@ class CpuStep:
         norm: torch.Tensor | None,
         epsilon: float,
     ) -> torch.Tensor:
-        shape = (qkv.shape[0], self._num_heads, self._pool.shape[5])
-        query = torch.empty(shape, dtype=self._pool.dtype)
+        shape = (qkv.shape[0], self._num_heads, self._pool.layout.head_dim)
+        query = torch.empty(shape, dtype=product_dtype(self._pool))
         self._library.place(
             *self._before, layer, *self._after, qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(),
             None if norm is None else norm.data_ptr(), epsilon, query.data_ptr(), self._threads,
@@ -95,6 +97,16 @@ class CpuStep:
         )  # fmt: skip
 
 
-def _sizes(pool: torch.Tensor, num_heads: int) -> tuple[int, int, int, int, int]:
-    _, layers, _, kv_heads, block_size, head_dim = pool.shape
-    return layers, num_heads, kv_heads, block_size, head_dim
+def product_dtype(pool: KvPool) -> torch.dtype:
+    """Of queries and results: quantised keys and values are multiplied as bfloat16."""
+    return torch.float32 if pool.layout.dtype == "float32" else torch.bfloat16
+
+
+def _sizes(pool: KvPool, num_heads: int) -> tuple[int, ...]:
+    """PoolSizes of paged.h."""
+    layout = pool.layout
+    head_scales = 0 if pool.head_scales is None else pool.head_scales.data_ptr()
+    return (
+        layout.num_layers, num_heads, layout.num_kv_heads, layout.block_size, layout.head_dim,
+        layout.bytes_per_block, layout.element_bytes, head_scales,
+    )  # fmt: skip

@@ -1,6 +1,6 @@
 """What `--help` says about the flags of a cache node. Names and defaults are in NodeConfig."""
 
-from cache_node.config import DTYPES, PREEMPTION_MODES, SCHEDULING_POLICIES
+from cache_node.config import DTYPES, KV_CACHE_DTYPES, PREEMPTION_MODES, SCHEDULING_POLICIES
 from kvmesh.cli.flags import Flag
 
 MODEL, MEMORY, SCHEDULING, NETWORK, LOGGING = (
@@ -15,7 +15,7 @@ MODEL_FLAGS = {
     "model": Flag(
         "A built-in name, a directory with config.json and safetensors, or a GGUF file.", MODEL
     ),
-    "dtype": Flag("Type of weights and KV; auto is bfloat16.", MODEL, choices=DTYPES),
+    "dtype": Flag("Type of weights; auto is bfloat16.", MODEL, choices=DTYPES),
     "served_model_name": Flag(
         "Name that clients use for the model.", MODEL, default_text="the model's own"
     ),
@@ -30,6 +30,17 @@ MODEL_FLAGS = {
     ),
 }
 ENGINE_FLAGS = {
+    "kv_cache_dtype": Flag(
+        "Type of cached keys and values; auto is that of the weights. fp8 and int8 hold twice the "
+        "tokens.",
+        MEMORY,
+        choices=KV_CACHE_DTYPES,
+    ),
+    "kv_scale_sample": Flag(
+        "Text like yours, that the scales of fp8 are made for unless the model has its own.",
+        MEMORY,
+        default_text="a built-in one",
+    ),
     "block_size": Flag("Tokens in a block of the KV cache.", MEMORY, least=1),
     "num_blocks": Flag(
         "Blocks in the KV pool; goes before --kv-cache-bytes.", MEMORY, least=1, default_text="auto"

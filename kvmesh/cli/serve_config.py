@@ -29,6 +29,8 @@ class ServeConfig:
     redis_group: str = NODE.redis_group
     model: str = NODE.model
     dtype: str = NODE.dtype
+    kv_cache_dtype: str = NODE.kv_cache_dtype
+    kv_scale_sample: Path | None = NODE.kv_scale_sample
     served_model_name: str | None = NODE.served_model_name
     max_model_len: int | None = NODE.max_model_len
     cache_dir: Path | None = NODE.cache_dir

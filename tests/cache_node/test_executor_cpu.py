@@ -96,7 +96,7 @@ def test_what_another_sequence_left_in_a_block_is_not_seen(tiny):
     executor = make_executor(tiny)
     spec = SampleSpec(GREEDY, 3)
     expected = executor.logits(StepPlan([Row(PROMPT[:3], 0, [1], [spec])]), [0])
-    executor.pool[1:] = 1e4
+    executor.pool.elements[1:] = 1e4
     found = executor.logits(StepPlan([Row(PROMPT[:3], 0, [1], [spec])]), [0])
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
@@ -106,7 +106,7 @@ def test_pool_size_comes_from_blocks_or_bytes(tiny):
     executor = make_executor(tiny, num_blocks=None, kv_cache_bytes=384 * 16 * 10 + 1)
     assert executor.layout.bytes_per_token == 384
     assert executor.num_blocks == 10
-    assert executor.pool.shape == (10, 3, 2, 2, 16, 8)
+    assert executor.pool.elements.shape == (10, 3, 2, 2, 16, 8)
     assert make_executor(tiny, num_blocks=7).num_blocks == 7
 
 

@@ -9,7 +9,7 @@ from cache_node.executor_cpu import CpuExecutor
 from cache_node.preemption import PreemptionMode
 from tests.cache_node.mock_node import MockNode
 from tests.model_driver import make_executor
-from tests.tiny_model import save_tiny
+from tests.tiny_model import add_kv_scales, save_tiny
 
 BLOCK = 4
 NEW_TOKENS = 20
@@ -18,10 +18,19 @@ NO_CHUNKS = 4096
 
 
 @pytest.fixture(scope="module")
-def executor(tmp_path_factory) -> CpuExecutor:
-    directory: Path = save_tiny(tmp_path_factory.mktemp("tiny"))
-    executor = make_executor(directory, block_size=BLOCK, num_blocks=AMPLE + 1)
-    return CpuExecutor(executor._model, executor.layout, AMPLE + 1, CPU + 1)
+def directory(tmp_path_factory) -> Path:
+    directory = save_tiny(tmp_path_factory.mktemp("tiny"))
+    add_kv_scales(directory, 0.02)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def executor(directory) -> CpuExecutor:
+    return with_cpu_pool(make_executor(directory, block_size=BLOCK, num_blocks=AMPLE + 1))
+
+
+def with_cpu_pool(executor: CpuExecutor) -> CpuExecutor:
+    return CpuExecutor(executor._model, executor.pool, CPU + 1)
 
 
 def prompts() -> list[list[int]]:
@@ -61,12 +70,14 @@ def run(executor, temperature, n, *, cache, chunk, blocks, mode) -> tuple[dict, 
     return outputs, node
 
 
+PLAIN = {"cache": False, "chunk": NO_CHUNKS, "blocks": AMPLE, "mode": PreemptionMode.RECOMPUTE}
+
+
 @pytest.fixture(scope="module")
 def reference(executor):
     """Each request on a node without cache, chunks or pressure."""
-    plain = {"cache": False, "chunk": NO_CHUNKS, "blocks": AMPLE, "mode": PreemptionMode.RECOMPUTE}
     return {
-        (temperature, n): run(executor, temperature, n, **plain)[0]
+        (temperature, n): run(executor, temperature, n, **PLAIN)[0]
         for temperature, n in product((0.0, 0.8), (1, 4))
     }
 
@@ -89,6 +100,19 @@ def test_c12_no_feature_changes_a_token(
         by_swap = mode is PreemptionMode.SWAP
         assert (counters.preempted_by_swap > 0) is by_swap
         assert not by_swap or node.memory.loads.loaded_blocks > 0
+
+
+@pytest.mark.parametrize("mode", [PreemptionMode.SWAP, PreemptionMode.RECOMPUTE])
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
+def test_no_feature_changes_a_token_of_a_quantised_cache(directory, kv_cache_dtype, mode):
+    """Copies, swaps and hits move elements and scales together."""
+    flags = {"block_size": BLOCK, "num_blocks": AMPLE + 1, "kv_cache_dtype": kv_cache_dtype}
+    executor = with_cpu_pool(make_executor(directory, **flags))
+    expected, _ = run(executor, 0.8, 4, **PLAIN)
+    found, node = run(executor, 0.8, 4, cache=True, chunk=16, blocks=TIGHT, mode=mode)
+    assert found == expected
+    assert node.counters.hit_tokens > 0
+    assert node.counters.preemptions > 0
 
 
 def test_other_seeds_and_samples_differ(reference):

@@ -7,13 +7,15 @@ from hypothesis import strategies as st
 
 from kernels.attention import AttentionParams
 from kernels.attention_plan import AttentionRow
-from kernels.cpu.step import CpuStep
+from kernels.cpu.step import CpuStep, product_dtype
 from kernels.torch_step import TorchStep
 from tests.kernels.cpu_libraries import every_architecture, library
+from tests.kernels.pools import DTYPES, empty_pool, fill, numbers_of, pool_of
 
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "fp8": 2e-2, "int8": 2e-2}
 LAYERS, GUARD = 2, 512
 NAN = float("nan")
+POISON = 255  # as bytes: a NaN in float32, bfloat16 and e4m3
 
 
 @st.composite
@@ -34,7 +36,7 @@ def cases(draw):
         "head_dim": draw(st.sampled_from([8, 33, 64, 80, 96, 128, 256])),
         "window": draw(st.sampled_from([None, None, 1, 9, 100])),
         "softcap": draw(st.sampled_from([None, None, 2.0, 50.0])),
-        "dtype": draw(st.sampled_from([torch.bfloat16, torch.float32])),
+        "dtype": draw(st.sampled_from(DTYPES)),
         "threads": draw(st.sampled_from([1, 1, 2, 3])),
         "seed": draw(st.integers(0, 2**31)),
     }
@@ -48,12 +50,16 @@ def make_rows(spans, generator):
 
 
 def poison_unused(pool, rows):
-    """NaN in the null block and in all slots behind the last token of a row."""
-    block_size = pool.shape[4]
-    pool[0] = NAN
-    for row in rows:
-        used = row.end - (len(row.block_table) - 1) * block_size
-        pool[row.block_table[-1], :, :, :, used:] = NAN
+    """NaN in the null block and in all slots behind the last token of a row, as far as the dtype
+    has one.
+    """
+    block_size = pool.layout.block_size
+    parts = [pool.elements.view(torch.uint8)] + ([pool.scales] if pool.scales is not None else [])
+    for part in parts:
+        part[0] = POISON if part.dtype == torch.uint8 else NAN
+        for row in rows:
+            used = row.end - (len(row.block_table) - 1) * block_size
+            part[row.block_table[-1], :, :, :, used:] = POISON if part.dtype == torch.uint8 else NAN
 
 
 def attend_between_guards(step, query, params):
@@ -73,14 +79,16 @@ def test_attention_is_the_reference_and_reads_no_slot_that_holds_no_token(archit
     rows = make_rows(case["spans"], generator)
     blocks = 1 + sum(len(row.block_table) for row in rows)
     shape = (blocks, LAYERS, 2, case["kv_heads"], case["block_size"], case["head_dim"])
-    pool = torch.randn(shape, generator=generator).to(case["dtype"])
+    pool = empty_pool(shape, case["dtype"])
+    fill(pool, torch.randn(shape, generator=generator))
     num_heads = case["kv_heads"] * case["group"]
     tokens = sum(row.end - row.start for row in rows)
     query = torch.randn((tokens, num_heads, case["head_dim"]), generator=generator)
-    query = query.to(case["dtype"])
+    query = query.to(product_dtype(pool))
     params = AttentionParams(case["head_dim"] ** -0.5, case["window"], case["softcap"])
     # In float32: the reference rounds at other places in bfloat16.
-    reference = TorchStep(pool.float(), num_heads, rows, [case["window"]])
+    numbers = pool_of(numbers_of(pool))
+    reference = TorchStep(numbers, num_heads, rows, torch.float32, [case["window"]])
     expected = reference.attend(1, query.float(), params)
     poison_unused(pool, rows)
     step = CpuStep(library(architecture), pool, num_heads, rows, threads=case["threads"])
@@ -98,22 +106,33 @@ def test_placing_is_the_reference_and_writes_no_other_slot(architecture, case, n
     blocks = 1 + sum(len(row.block_table) for row in rows)
     head_dim = case["head_dim"] // 2 * 2
     shape = (blocks, LAYERS, 2, case["kv_heads"], case["block_size"], head_dim)
-    pools = [torch.full(shape, NAN, dtype=case["dtype"]) for _ in range(2)]
+    pools = [empty_pool(shape, case["dtype"]) for _ in range(2)]
+    for pool in pools:
+        pool.raw.fill_(POISON)
     heads, kv_heads = case["kv_heads"] * case["group"], case["kv_heads"]
     tokens = sum(row.end - row.start for row in rows)
     qkv = torch.randn((tokens, (heads + 2 * kv_heads) * head_dim), generator=generator)
     cos, sin = torch.randn((2, tokens, 1, head_dim), generator=generator)
     norm = torch.randn((heads + kv_heads, head_dim), generator=generator) if normed else None
     steps = [
-        TorchStep(pools[0], heads, rows, [None]),
+        TorchStep(pools[0], heads, rows, product_dtype(pools[0]), [None]),
         CpuStep(library(architecture), pools[1], heads, rows, threads=case["threads"]),
     ]
     expected, found = (step.place(1, qkv.clone(), cos, sin, norm, 1e-5) for step in steps)
     tolerance = {"rtol": 1e-5, "atol": 1e-5}
-    if case["dtype"] == torch.bfloat16:
+    if case["dtype"] != "float32":
         tolerance = {"rtol": 2**-7, "atol": 1e-4}  # one rounding, either way
     torch.testing.assert_close(found, expected, **tolerance)
-    torch.testing.assert_close(pools[1], pools[0], equal_nan=True, **tolerance)
+    written = [numbers_of(pool) for pool in pools]
+    if case["dtype"] == "fp8":
+        tolerance = {"rtol": 2**-3, "atol": 2**-9 * 0.02}
+    elif case["dtype"] == "int8":  # one step of the largest number's
+        steps = pools[0].scales.float().nan_to_num(0.0, 0.0, 0.0).unsqueeze(-1)
+        written = [w / torch.where(steps > 0, steps, 1.0) for w in written]
+        tolerance = {"rtol": 1e-2, "atol": 1.1}
+    torch.testing.assert_close(written[1], written[0], equal_nan=True, **tolerance)
+    padding = pools[0].layout.element_bytes + pools[0].layout.scale_bytes
+    assert (pools[1].raw[:, padding:] == POISON).all()
 
 
 @every_architecture
@@ -126,7 +145,7 @@ def test_g2_32k_keys_are_summed_as_exactly_as_1k(architecture, threads):
     errors = []
     for length in (1024, 32768):
         row = AttentionRow(length - 1, length, [*range(1, 1 + length // 16)])
-        step = CpuStep(library(architecture), pool, 4, [row], threads=threads)
+        step = CpuStep(library(architecture), pool_of(pool), 4, [row], threads=threads)
         found = step.attend(0, query, AttentionParams(0.125)).double()
         keys, values = (pool[1 : 1 + length // 16, 0, i, 0].reshape(length, 64) for i in (0, 1))
         weights = (query[0].double() @ keys.double().T * 0.125).softmax(dim=-1)
@@ -143,7 +162,7 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once(architecture):
 
     def attend(start, end):
         row = AttentionRow(start, end, table)
-        step = CpuStep(library(architecture), pool, 6, [row], threads=1)
+        step = CpuStep(library(architecture), pool_of(pool), 6, [row], threads=1)
         return step.attend(0, query[start:end], params)
 
     pieces = [attend(start, min(start + 130, 600)) for start in range(0, 600, 130)]
@@ -153,12 +172,18 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once(architecture):
 @every_architecture
 def test_a_step_without_rows_does_nothing(architecture):
     pool = torch.zeros((2, 1, 2, 1, 16, 64))
-    step = CpuStep(library(architecture), pool, 3, [], threads=1)
+    step = CpuStep(library(architecture), pool_of(pool), 3, [], threads=1)
     assert step.attend(0, torch.empty(0, 3, 64), AttentionParams(0.125)).shape == (0, 3, 64)
 
 
 def test_what_the_kernels_do_not_compute_runs_on_torch():
-    assert CpuStep.computes(torch.empty(1, 1, 2, 2, 16, 64), 6)
-    assert not CpuStep.computes(torch.empty(1, 1, 2, 2, 16, 64, dtype=torch.float64), 6)
-    assert not CpuStep.computes(torch.empty(1, 1, 2, 2, 16, 1024), 6)
-    assert not CpuStep.computes(torch.empty(1, 1, 2, 1, 16, 64), 200)
+    def computes(shape, dtype, num_heads, step_dtype):
+        return CpuStep.computes(empty_pool(shape, dtype), num_heads, step_dtype)
+
+    shape = (1, 1, 2, 2, 16, 64)
+    assert computes(shape, "float32", 6, torch.float32)
+    assert computes(shape, "int8", 6, torch.bfloat16)
+    assert not computes(shape, "int8", 6, torch.float32)
+    assert not computes(shape, "bfloat16", 6, torch.float32)
+    assert not computes((1, 1, 2, 2, 16, 1024), "float32", 6, torch.float32)
+    assert not computes((1, 1, 2, 1, 16, 64), "float32", 200, torch.float32)

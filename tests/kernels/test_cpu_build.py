@@ -14,6 +14,7 @@ from kernels.cpu.build import BuildError, build_library
 from kernels.linear import TorchLinear, make_linear
 from kernels.step import plan_step
 from kernels.torch_step import TorchStep
+from tests.kernels.pools import pool_of
 
 
 @pytest.fixture
@@ -28,9 +29,9 @@ def no_compiler(monkeypatch, tmp_path):
 
 
 def test_without_a_compiler_torch_computes_and_one_line_says_what_to_install(no_compiler, caplog):
-    pool = torch.zeros((4, 1, 2, 1, 16, 64))
+    pool = pool_of(torch.zeros((4, 1, 2, 1, 16, 64)))
     with caplog.at_level(logging.WARNING):
-        steps = [plan_step(pool, 3, [AttentionRow(0, 5, [1])]) for _ in range(3)]
+        steps = [plan_step(pool, 3, [AttentionRow(0, 5, [1])], torch.float32) for _ in range(3)]
         linear = make_linear(torch.ones(16, 32, dtype=torch.bfloat16))
     assert all(isinstance(step, TorchStep) for step in steps)
     assert isinstance(linear, TorchLinear)

@@ -12,6 +12,7 @@ from kernels.decoder_layer import DecoderLayer, DecoderParams
 from kernels.layerwise_decoder import LayerwiseDecoder
 from kernels.linear import TorchLinear
 from tests.kernels.cpu_libraries import every_architecture, library
+from tests.kernels.pools import pool_of
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 48, 80, 6, 2, 16, 8
 QUERY, QKV = HEADS * HEAD_DIM, (HEADS + 2 * KV_HEADS) * HEAD_DIM
@@ -65,12 +66,13 @@ def rotation(frequency):
 def run(make_decoder, layers, architecture, activation):
     """The residual stream and the pool after one step of `ROWS`."""
     draw = torch.Generator().manual_seed(9)
-    pool = torch.randn((10, 3, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM), generator=draw).bfloat16()
+    shape = (10, 3, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    pool = pool_of(torch.randn(shape, generator=draw).bfloat16())
     residual = torch.randn((TOKENS, HIDDEN), generator=draw)
     decoder = make_decoder(layers, DecoderParams(1e-5, activation, torch.bfloat16))
     step = CpuStep(library(architecture), pool, HEADS, ROWS, threads=2)
     decoder.run(residual, [rotation(0.5), rotation(0.3)], step)
-    return residual, pool
+    return residual, pool.elements
 
 
 @every_architecture

@@ -11,7 +11,8 @@ from kernels.attention import AttentionParams, paged_attention
 from kernels.attention_mask import QUERY_TILE
 from kernels.attention_plan import AttentionRow, plan_attention
 from kernels.block_copy import copy_blocks, copy_speed
-from kernels.kv_write import kv_write, kv_write_index
+from kernels.kv_pool import kv_slots
+from tests.kernels.pools import pool_of
 
 LAYERS, KV_HEADS, HEADS, HEAD_DIM = 2, 2, 6, 8
 PLAIN = AttentionParams(scale=1 / math.sqrt(HEAD_DIM))
@@ -51,8 +52,8 @@ def check_attention(pool, rows, params=PLAIN, layer=1, tolerance=1e-5):
     query = torch.randn((total, HEADS, HEAD_DIM), generator=torch.Generator().manual_seed(2)).to(
         pool.dtype
     )
-    plan = plan_attention(pool, rows, [None, 3, params.window])
-    found = paged_attention(query, pool, layer, plan, params)
+    plan = plan_attention(pool.shape[4], rows, pool.dtype, [None, 3, params.window])
+    found = paged_attention(query, pool_of(pool), layer, plan, params)
     first = 0
     for row in rows:
         part = slice(first, first + row.end - row.start)
@@ -106,18 +107,19 @@ def test_bfloat16_sums_in_float32():
     pool = torch.zeros((251, LAYERS, 2, KV_HEADS, 16, HEAD_DIM), dtype=torch.bfloat16)
     pool[:, :, 1] = 1.0
     query = torch.ones((1, HEADS, HEAD_DIM), dtype=torch.bfloat16)
-    plan = plan_attention(pool, [AttentionRow(3999, 4000, [*range(1, 251)])])
-    torch.testing.assert_close(paged_attention(query, pool, 0, plan, PLAIN), torch.ones_like(query))
+    plan = plan_attention(16, [AttentionRow(3999, 4000, [*range(1, 251)])], torch.bfloat16)
+    found = paged_attention(query, pool_of(pool), 0, plan, PLAIN)
+    torch.testing.assert_close(found, torch.ones_like(query))
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 16])
 def test_a_write_reaches_its_slots_and_no_other(block_size):
-    pool = make_pool(30, block_size)
-    before = pool.clone()
+    pool = pool_of(make_pool(30, block_size))
+    before = pool.elements.clone()
     tables = [[7, 3, 9, 4, *range(10, 25)], [2, 28, *range(10, 25)]]
     spans = [(2, 13), (0, 1)]
     kv = torch.randn(12, 2, KV_HEADS, HEAD_DIM)
-    kv_write(pool, 1, kv_write_index(pool, tables, spans), kv)
+    pool.write(1, kv_slots(block_size, tables, spans), kv)
     token = 0
     for table, (start, end) in zip(tables, spans, strict=True):
         for position in range(start, end):
@@ -128,10 +130,10 @@ def test_a_write_reaches_its_slots_and_no_other(block_size):
                 slice(None),
                 position % block_size,
             )
-            torch.testing.assert_close(pool[slot], kv[token], rtol=0, atol=0)
+            torch.testing.assert_close(pool.elements[slot], kv[token], rtol=0, atol=0)
             before[slot] = kv[token]
             token += 1
-    torch.testing.assert_close(pool, before, rtol=0, atol=0)
+    torch.testing.assert_close(pool.elements, before, rtol=0, atol=0)
 
 
 def test_copies_run_in_order_and_copy_all_layers():

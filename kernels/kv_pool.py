@@ -1,0 +1,130 @@
+"""The memory of paged keys and values, and what its elements stand for."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from kernels.kv_layout import KvLayout
+
+ELEMENTS = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
+    "int8": torch.int8,
+}
+INT8_MAX, FP8_MAX = 127.0, 448.0
+
+
+class KvPool:
+    """Blocks of one layout, on the CPU or a GPU. A key or value is element · scale:
+
+    elements     [blocks, layers, 2, kv_heads, block_size, head_dim], 2 for keys and values
+    scales       [blocks, layers, 2, kv_heads, block_size] float16, for int8: of its token and head,
+                 the largest magnitude / 127
+    head_scales  [layers, 2, kv_heads] float32, for fp8: fixed before the first block is written
+    """
+
+    def __init__(
+        self, layout: KvLayout, raw: torch.Tensor, head_scales: torch.Tensor | None = None
+    ) -> None:
+        """`raw` is uint8 [blocks, layout.bytes_per_block]; fp8 needs `head_scales`."""
+        assert (head_scales is not None) == (layout.dtype == "fp8"), "fp8 alone has head scales"
+        self.layout = layout
+        self.raw = raw
+        self.head_scales = head_scales
+        planes = (layout.num_layers, 2, layout.num_kv_heads, layout.block_size)
+        elements = raw[:, : layout.element_bytes].view(ELEMENTS[layout.dtype])
+        self.elements = elements.view(len(raw), *planes, layout.head_dim)
+        self.scales: torch.Tensor | None = None
+        if layout.scale_bytes:
+            end = layout.element_bytes + layout.scale_bytes
+            scales = raw[:, layout.element_bytes : end].view(torch.float16)
+            self.scales = scales.view(len(raw), *planes)
+
+    @classmethod
+    def zeros(
+        cls, layout: KvLayout, num_blocks: int, head_scales: torch.Tensor | None = None
+    ) -> "KvPool":
+        """In memory of the CPU, so that no unused block holds a NaN. numpy's zeros are mapped on
+        first use: an idle pool takes no memory. Raises MemoryError or ValueError where there is not
+        as much.
+        """
+        raw = np.zeros((num_blocks, layout.bytes_per_block), dtype=np.uint8)
+        return cls(layout, torch.from_numpy(raw), head_scales)
+
+    def write(self, layer: int, slots: torch.Tensor, kv: torch.Tensor) -> None:
+        """Writes `kv` [tokens, 2, kv_heads, head_dim], float32, keys then values, to `slots` (see
+        `kv_slots`).
+        """
+        blocks, offsets = slots
+        at = (blocks, layer, slice(None), slice(None), offsets)
+        if self.scales is not None:
+            elements, scales = quantise_int8(kv)
+            self.scales[at] = scales
+        elif self.head_scales is not None:
+            elements = quantise_fp8(kv, self.head_scales[layer, ..., None])
+        else:
+            elements = kv.to(self.elements.dtype)
+        # As bytes: torch does not index fp8.
+        _bytes(self.elements)[at] = _bytes(elements)
+
+    def read(self, layer: int, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The blocks of `table` [batch, blocks] as numbers: [2, batch, kv_heads, blocks ·
+        block_size, head_dim].
+        """
+        if self.scales is None and self.head_scales is None and self.elements.is_contiguous():
+            return self._gather(layer, table).to(dtype)
+        found = _bytes(self.elements)[:, layer][table].view(self.elements.dtype).to(dtype)
+        if self.scales is not None:
+            found = found.mul_(self.scales[:, layer][table].unsqueeze(-1))
+        elif self.head_scales is not None:
+            found = found.mul_(self.head_scales[layer, ..., None, None])
+        return found.permute(2, 0, 3, 1, 4, 5).flatten(3, 4)
+
+    def _gather(self, layer: int, table: torch.Tensor) -> torch.Tensor:
+        """As `read`, of elements without scales, moved once: half the time."""
+        planes = 2 * self.layout.num_kv_heads
+        order = torch.arange(planes).view(2, 1, -1, 1)
+        index = table[None, :, None, :] * (self.layout.num_layers * planes) + order
+        rows = self.elements.view(-1, self.layout.block_size * self.layout.head_dim)
+        found: torch.Tensor = rows[layer * planes :].index_select(0, index.flatten())
+        return found.view(*index.shape[:3], -1, self.layout.head_dim)
+
+
+def kv_slots(
+    block_size: int, block_tables: Sequence[Sequence[int]], spans: Sequence[tuple[int, int]]
+) -> torch.Tensor:
+    """Block and slot of each new token: int64 [2, tokens]. `spans` gives the positions [start, end)
+    that each sequence writes; tokens are in the sequences' order.
+    """
+    found = [
+        _slots(table, span, block_size) for table, span in zip(block_tables, spans, strict=True)
+    ]
+    return torch.cat(found, dim=1)
+
+
+def _slots(table: Sequence[int], span: tuple[int, int], block_size: int) -> torch.Tensor:
+    start, end = span
+    first = start // block_size
+    blocks = torch.tensor(table[first : -(-end // block_size)], dtype=torch.int64)
+    positions = torch.arange(start, end)
+    return torch.stack((blocks[positions // block_size - first], positions % block_size))
+
+
+def quantise_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`x` [..., head_dim] float32 as int8 elements and float16 scales [...]; symmetric."""
+    scales = (x.abs().amax(dim=-1) / INT8_MAX).half()
+    inverse = torch.where(scales > 0, 1 / scales.float(), 0.0)
+    elements = (x * inverse.unsqueeze(-1)).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
+    return elements, scales
+
+
+def quantise_fp8(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """`x` float32 as e4m3 elements of x / scales; what is too large becomes the largest."""
+    return (x * (1 / scales)).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+
+
+def _bytes(elements: torch.Tensor) -> torch.Tensor:
+    """fp8 as bytes, since torch neither indexes nor moves it; others as they are."""
+    return elements.view(torch.uint8) if elements.element_size() == 1 else elements
