@@ -1,0 +1,182 @@
+"""Paged attention for any number of new tokens a sequence, prefill and decode rows mixed in one
+launch. The reference is `kernels.attention`.
+
+A program takes a block of consecutive tokens of one sequence with all query heads of one KV head,
+as many as fit its rows: a key is read once for all of them (FlashAttention-2, arXiv:2307.08691,
+over pages as in arXiv:2309.06180).
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.attention import AttentionParams
+from kernels.kv_pool import KvPool
+from kernels.triton.attend import attend_tile, mean, score_factors, tile_keys
+from kernels.triton.paged import paged_layer
+
+ROWS = 64  # queries of a program, tokens times heads; 128 would spill registers on sm_80
+
+
+def prefill_attention(
+    query: torch.Tensor,
+    pool: KvPool,
+    layer: int,
+    starts: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    params: AttentionParams,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of the last tokens of each row over its sequence, causal.
+
+    query    [tokens, heads, head_dim] float32, bfloat16 or float16, each token in one run; products
+             are computed in its dtype, sums in float32
+    starts   [rows + 1] int32: row i has the queries [starts[i], starts[i + 1]), maybe none
+    tables   [rows, blocks] int32 or int64, on the pool's device as all the others
+    lengths  [rows] int32: tokens of each sequence, the new ones included, whose keys and values are
+             in the pool
+    out      takes the result if it is given: as `query`, contiguous
+
+    Slots that hold no token that a row sees may hold anything. Of tokens from starts[rows] on,
+    which pad a batch, the result is not written. Nothing waits for the device, and the launch
+    depends on shapes alone: it can be captured in a CUDA graph.
+    """
+    layout = pool.layout
+    tokens, heads, head_dim = query.shape
+    rows = len(lengths)
+    assert head_dim == layout.head_dim, (head_dim, layout.head_dim)
+    assert heads % layout.num_kv_heads == 0, (heads, layout.num_kv_heads)
+    assert query[:1].is_contiguous(), "the heads of a token are one run"
+    assert len(starts) == rows + 1
+    assert tables.shape[0] == rows
+    assert tables.stride(1) == 1, "a table is one run"
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
+    assert out.is_contiguous()
+    if tokens == 0 or rows == 0:
+        return out
+    paged = paged_layer(pool, layer)
+    factor, cap = score_factors(params)
+    group = heads // layout.num_kv_heads
+    packed = min(group, ROWS)  # heads of a program
+    head_blocks = triton.cdiv(group, packed)
+    most_blocks = tokens // (ROWS // packed) + rows  # see `find_row`
+    prefill_kernel[(most_blocks, layout.num_kv_heads * head_blocks)](
+        query,
+        out,
+        starts,
+        tables,
+        lengths,
+        paged.elements,
+        paged.scales,
+        rows,
+        query.stride(0),
+        tables.stride(0),
+        paged.block_stride,
+        paged.scale_stride,
+        factor,
+        cap,
+        kv_heads=layout.num_kv_heads,
+        group=group,
+        packed=packed,
+        head_blocks=head_blocks,
+        block_size=layout.block_size,
+        head_dim=head_dim,
+        padded_dim=triton.next_power_of_2(head_dim),
+        block_rows=ROWS,
+        tile=tile_keys(head_dim, query.dtype),
+        kind=paged.kind,
+        window=params.window,
+        capped=params.softcap is not None,
+        num_warps=4,
+        num_stages=2,
+    )
+    return out
+
+
+@triton.jit
+def find_row(starts: tl.tensor, rows: tl.tensor, block: tl.tensor, size: tl.constexpr) -> tl.tensor:
+    """The row that query block `block` belongs to, and the first block of that row.
+
+    Row i has the blocks from starts[i] // size + i to the next row's first: at least as many as its
+    queries fill, whatever they are, so that no list of blocks has to be made first.
+    """
+    low, high = 0, rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        reached = tl.load(starts + middle) // size + middle <= block
+        low = tl.where(reached, middle, low)
+        high = tl.where(reached, high, middle)
+    return low, tl.load(starts + low) // size + low
+
+
+@triton.jit(do_not_specialize=["rows"])
+def prefill_kernel(
+    query: tl.tensor,
+    out: tl.tensor,
+    starts: tl.tensor,
+    tables: tl.tensor,
+    lengths: tl.tensor,
+    elements: tl.tensor,
+    scales: tl.tensor,
+    rows: tl.tensor,
+    query_stride: tl.tensor,
+    table_stride: tl.tensor,
+    block_stride: tl.tensor,
+    scale_stride: tl.tensor,
+    factor: tl.tensor,
+    cap: tl.tensor,
+    kv_heads: tl.constexpr,
+    group: tl.constexpr,
+    packed: tl.constexpr,
+    head_blocks: tl.constexpr,
+    block_size: tl.constexpr,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    block_rows: tl.constexpr,
+    tile: tl.constexpr,
+    kind: tl.constexpr,
+    window: tl.constexpr,
+    capped: tl.constexpr,
+) -> None:
+    """A program attends with `packed` heads of block_rows // packed tokens of one row."""
+    size: tl.constexpr = block_rows // packed
+    block = tl.program_id(0)
+    row, first_block = find_row(starts, rows, block, size)
+    begin = tl.load(starts + row)
+    count = tl.load(starts + row + 1) - begin
+    token = (block - first_block) * size  # of the row
+    if token >= count:
+        return
+    length = tl.load(lengths + row)
+    before = length - count  # tokens of the sequence before the row's queries
+
+    kv_head = tl.program_id(1) // head_blocks
+    lane = tl.arange(0, block_rows)
+    in_group = tl.program_id(1) % head_blocks * packed + lane % packed
+    token_of = token + lane // packed
+    real = (in_group < group) & (lane < size * packed) & (token_of < count)
+    dim = tl.arange(0, padded_dim)
+    inside = real[:, None] & (dim < head_dim)[None, :]
+    places = (kv_head * group + in_group)[:, None] * head_dim + dim[None, :]
+    index = (begin + token_of).to(tl.int64)[:, None]
+    queries = tl.load(query + index * query_stride + places, mask=inside, other=0.0)
+
+    end = before + tl.minimum(token + size, count)
+    first = 0
+    if window is not None:
+        first = tl.maximum(before + token - window + 1, 0)
+    best = tl.full([block_rows], float("-inf"), tl.float32)
+    total = tl.zeros([block_rows], tl.float32)
+    sums = tl.zeros([block_rows, padded_dim], tl.float32)
+    table = tables + row.to(tl.int64) * table_stride
+    for at in range(first // tile * tile, end, tile):
+        best, total, sums = attend_tile(
+            queries, before + token_of, best, total, sums, at, first, end, table, kv_head, elements,
+            scales, block_stride, scale_stride, factor, cap, kv_heads, block_size, head_dim,
+            padded_dim, tile, kind, window, capped,
+        )  # fmt: skip
+
+    found = mean(total, sums, scales, kv_head, kv_heads, kind)
+    to = out + index * (kv_heads * group * head_dim) + places
+    tl.store(to, found.to(out.dtype.element_ty), mask=inside)
