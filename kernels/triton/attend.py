@@ -7,7 +7,6 @@ FlashAttention-2, arXiv:2307.08691. Powers of two in place of e^x, as the chips 
 
 import math
 
-import torch
 import triton
 import triton.language as tl
 
@@ -24,14 +23,6 @@ def score_factors(params: AttentionParams) -> tuple[float, float]:
     if params.softcap is None:
         return params.scale * LOG2_E, 0.0
     return params.scale / params.softcap, params.softcap * LOG2_E
-
-
-def tile_keys(head_dim: int, dtype: torch.dtype) -> int:
-    """Keys of a tile, so that two tiles of keys and values in flight fit the chip's shared memory:
-    160 KiB on sm_80, 64 KiB on gfx942, which stages one.
-    """
-    row = triton.next_power_of_2(head_dim) * dtype.itemsize
-    return 64 if row <= 256 else 32
 
 
 @triton.jit

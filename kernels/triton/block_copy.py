@@ -56,6 +56,7 @@ def _move(
         words=words,
         words_at_once=WORDS,
         num_warps=8,
+        enable_fp_fusion=False,
     )
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from kernels.attention import AttentionParams
 from kernels.kv_pool import KvPool
-from kernels.triton.attend import attend_tile, mean, score_factors, tile_keys
+from kernels.triton.attend import attend_tile, mean, score_factors
 from kernels.triton.paged import paged_layer
 
 ROWS = 16  # query heads of a program
@@ -33,6 +33,14 @@ def splits_for(
     wanted = triton.cdiv(2 * multiprocessors, max(1, programs))
     useful: int = min(wanted, longest // FEWEST_KEYS, MOST_SPLITS)
     return 1 << max(0, useful.bit_length() - 1)
+
+
+def tile_keys(head_dim: int, dtype: torch.dtype) -> int:
+    """Keys of a tile, so that the tiles in flight leave room in shared memory for several programs:
+    each takes under 52 KB of 160 KB on sm_80.
+    """
+    vector: int = triton.next_power_of_2(head_dim) * dtype.itemsize
+    return max(16, min(64, 16384 // vector))
 
 
 def decode_attention(
@@ -108,11 +116,12 @@ def decode_attention(
         capped=params.softcap is not None,
         num_warps=4,
         num_stages=2,
+        enable_fp_fusion=True,
     )
     if means is not None:
         join_kernel[(rows * heads,)](
             means, logs, out, head_dim=head_dim, padded_dim=padded_dim, splits=num_splits,
-            num_warps=4,
+            num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
     return out
 

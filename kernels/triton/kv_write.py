@@ -49,6 +49,7 @@ def write_kv(pool: KvPool, layer: int, slots: torch.Tensor, kv: torch.Tensor) ->
         vectors=VECTORS,
         kind=paged.kind,
         num_warps=4,
+        enable_fp_fusion=False,  # rounded after each operation, as the reference
     )
 
 

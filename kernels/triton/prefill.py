@@ -12,10 +12,19 @@ import triton.language as tl
 
 from kernels.attention import AttentionParams
 from kernels.kv_pool import KvPool
-from kernels.triton.attend import attend_tile, mean, score_factors, tile_keys
+from kernels.triton.attend import attend_tile, mean, score_factors
 from kernels.triton.paged import paged_layer
 
-ROWS = 64  # queries of a program, tokens times heads; 128 would spill registers on sm_80
+
+def block_shape(head_dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Queries (tokens times heads), keys of a tile and warps of a program. No chip spills registers
+    with them in what `static` compiles; none has timed them.
+    """
+    if dtype == torch.float32:  # no tensor cores: each thread holds what it multiplies
+        return 32, 32 if head_dim <= 128 else 16, 8
+    if head_dim <= 64:
+        return 64, 64, 4
+    return 64 if head_dim <= 128 else 32, 32, 4
 
 
 def prefill_attention(
@@ -58,9 +67,10 @@ def prefill_attention(
     paged = paged_layer(pool, layer)
     factor, cap = score_factors(params)
     group = heads // layout.num_kv_heads
-    packed = min(group, ROWS)  # heads of a program
+    block_rows, tile, warps = block_shape(head_dim, query.dtype)
+    packed = min(group, block_rows)  # heads of a program
     head_blocks = triton.cdiv(group, packed)
-    most_blocks = tokens // (ROWS // packed) + rows  # see `find_row`
+    most_blocks = tokens // (block_rows // packed) + rows  # see `find_row`
     prefill_kernel[(most_blocks, layout.num_kv_heads * head_blocks)](
         query,
         out,
@@ -83,13 +93,14 @@ def prefill_attention(
         block_size=layout.block_size,
         head_dim=head_dim,
         padded_dim=triton.next_power_of_2(head_dim),
-        block_rows=ROWS,
-        tile=tile_keys(head_dim, query.dtype),
+        block_rows=block_rows,
+        tile=tile,
         kind=paged.kind,
         window=params.window,
         capped=params.softcap is not None,
-        num_warps=4,
+        num_warps=warps,
         num_stages=2,
+        enable_fp_fusion=True,
     )
     return out
 

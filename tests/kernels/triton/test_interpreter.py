@@ -21,8 +21,9 @@ FILES = sorted(path.name for path in HERE.glob("check_*.py"))
 def test_interpreted(file):
     pytest.importorskip("triton")
     # No conftest: it loads a model's code. What numpy warns of are infinities that are meant.
+    # Verbose: a read far outside ends the process, and the last line says where.
     command = [
-        *(sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider"),
+        *(sys.executable, "-m", "pytest", "-v", "--noconftest", "-p", "no:cacheprovider"),
         *("-p", FIXTURES, "-W", "ignore::RuntimeWarning", "--durations=3", str(HERE / file)),
     ]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
