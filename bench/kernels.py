@@ -7,7 +7,7 @@ repetition hold on a machine that does other things, times do not.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -40,7 +40,11 @@ TOKENS = (1, 8, 32, 512)
 STEPS = (1, 8, 32)
 STEP_CONTEXT = 256
 
+QUANTISED = ("fp8", "int8")
+QUANTISED_SHAPE = (8, 1024)
+
 READ_GOAL, TORCH_GOAL, STEP_GOAL = 0.4, 3.0, 0.7
+QUANTISED_GOAL = 1.3  # time over bfloat16's
 READ_BYTES = 1 << 27
 
 
@@ -72,6 +76,7 @@ def measure_kernels(directory: Path, repetitions: int) -> KernelFigures:
     torch.set_num_threads(1)
     with torch.inference_mode():
         decodes = {shape: _decode(library, *shape, repetitions) for shape in DECODES}
+        quantised = {dtype: _quantised(library, dtype, repetitions) for dtype in QUANTISED}
         linears = [*_linears(library, repetitions)]
         steps = {batch: _step(directory, batch, repetitions) for batch in STEPS}
     goals = [
@@ -87,46 +92,83 @@ def measure_kernels(directory: Path, repetitions: int) -> KernelFigures:
             ),
         )
     ]
+    for figure, ratio in quantised.values():
+        goals.append(Goal(f"{figure.what}, over bfloat16's time", ratio, QUANTISED_GOAL))
     goals.append(Goal("one stream, of a read of the weights", steps[1].of_read, STEP_GOAL, False))
-    return KernelFigures([*decodes.values(), *linears, *steps.values()], goals)
+    figures = [*decodes.values(), *(figure for figure, _ in quantised.values()), *linears]
+    return KernelFigures([*figures, *steps.values()], goals)
 
 
 def _decode(library: Library, batch: int, context: int, repetitions: int) -> Figure:
     """One layer's attention, over all layers in turn so that no cache holds the KV."""
-    width = context // BLOCK_SIZE
-    layout = KvLayout(LAYERS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, "bfloat16")
-    pool = KvPool.zeros(layout, batch * width + 1)
-    pool.elements.normal_()
-    ids = (torch.randperm(batch * width) + 1).view(batch, width).tolist()
-    rows = [AttentionRow(context - 1, context, table) for table in ids]
+    pool, tables = _filled_pool("bfloat16", batch, context)
+    rows = [AttentionRow(context - 1, context, table.tolist()) for table in tables]
     query = torch.randn(batch, HEADS, HEAD_DIM).bfloat16()
     params = AttentionParams(HEAD_DIM**-0.5)
-    kernel = CpuStep(library, pool, HEADS, rows)
-    fallback = TorchStep(pool, HEADS, rows, torch.bfloat16, [None])
-    tables = [torch.tensor(table) for table in ids]
-
-    def attend(step: CpuStep | TorchStep) -> None:
-        for layer in range(LAYERS):
-            step.attend(layer, query, params)
 
     def gather_and_attend() -> None:
         for layer in range(LAYERS):
             for table, heads in zip(tables, query, strict=True):
-                keys, values = (
-                    pool.elements[table, layer].permute(1, 2, 0, 3, 4).flatten(2, 3).unsqueeze(1)
-                )
+                kv = pool.elements[table, layer].permute(1, 2, 0, 3, 4)
+                keys, values = kv.flatten(2, 3).unsqueeze(1)
                 scaled_dot_product_attention(
                     heads[None, :, None], keys, values, scale=params.scale, enable_gqa=True
                 )
 
-    size = batch * context * 2 * KV_HEADS * HEAD_DIM * 2
     return _compare(
         f"decode attention {batch} × {context}",
-        [lambda: attend(kernel), gather_and_attend, lambda: attend(fallback)],
+        [
+            _attending(CpuStep(library, pool, HEADS, rows), query),
+            gather_and_attend,
+            _attending(TorchStep(pool, HEADS, rows, torch.bfloat16, [None]), query),
+        ],
         LAYERS,
-        size,
+        _kv_bytes(pool, batch, context),
         repetitions,
     )
+
+
+def _quantised(library: Library, dtype: str, repetitions: int) -> tuple[Figure, float]:
+    """Decode attention over quantised keys and values, and its time over that of bfloat16."""
+    batch, context = QUANTISED_SHAPE
+    query = torch.randn(batch, HEADS, HEAD_DIM).bfloat16()
+    runs, sizes = [], []
+    for each in (dtype, "bfloat16"):
+        pool, tables = _filled_pool(each, batch, context)
+        rows = [AttentionRow(context - 1, context, table.tolist()) for table in tables]
+        runs.append(_attending(CpuStep(library, pool, HEADS, rows), query))
+        sizes.append(_kv_bytes(pool, batch, context))
+    what = f"decode attention {batch} × {context}, {dtype}"
+    figure = _compare(what, runs, LAYERS, sizes[0], repetitions)
+    assert figure.beside_torch is not None
+    alone = replace(figure, torch_seconds=None, beside_torch=None)
+    return alone, 1 / figure.beside_torch
+
+
+def _filled_pool(dtype: str, batch: int, context: int) -> tuple[KvPool, torch.Tensor]:
+    """Random numbers, and block tables [batch, blocks] in no order."""
+    width = context // BLOCK_SIZE
+    layout = KvLayout(LAYERS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, dtype)
+    scales = torch.full((LAYERS, 2, KV_HEADS), 0.01) if dtype == "fp8" else None
+    pool = KvPool.zeros(layout, batch * width + 1, scales)
+    blocks = torch.arange(batch * width + 1)
+    slots = torch.cartesian_prod(blocks, torch.arange(BLOCK_SIZE)).T
+    for layer in range(LAYERS):
+        pool.write(layer, slots, torch.randn(slots.shape[1], 2, KV_HEADS, HEAD_DIM))
+    return pool, (torch.randperm(batch * width) + 1).view(batch, width)
+
+
+def _kv_bytes(pool: KvPool, batch: int, context: int) -> int:
+    """What one layer reads."""
+    return batch * context * pool.layout.bytes_per_token // LAYERS
+
+
+def _attending(step: CpuStep | TorchStep, query: torch.Tensor) -> Callable[[], None]:
+    def run() -> None:
+        for layer in range(LAYERS):
+            step.attend(layer, query, AttentionParams(HEAD_DIM**-0.5))
+
+    return run
 
 
 def _linears(library: Library, repetitions: int) -> Iterator[Figure]:

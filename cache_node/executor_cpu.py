@@ -1,13 +1,13 @@
 """Runs step plans on the CPU, in plain torch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from cache_node.config import NodeConfig
-from cache_node.kv_scales import head_scales
+from cache_node.kv_scales import KvScales, kv_scales
 from cache_node.model.llama import LlamaModel, StepInputs
 from cache_node.model.model_config import ModelConfig
 from cache_node.model.source import Progress
@@ -18,9 +18,14 @@ from cache_node.step_plan import Row, RowResult, StepPlan
 from cache_node.swap_space import SwapSpace
 from kernels.attention_plan import AttentionRow
 from kernels.block_copy import copy_blocks, copy_speed
+from kernels.kv_int4 import tail_slots
 from kernels.kv_layout import KvLayout
 from kernels.kv_pool import KvPool
+from kernels.open_blocks import OpenBlocks
 from kernels.step import plan_step
+
+SPARE_TAILS = 16
+"""For blocks of requests that are not running; those of running ones always have a tail."""
 
 DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -36,7 +41,8 @@ class CpuExecutor:
         self.num_cpu_blocks = num_cpu_blocks
         self.copy_bytes_per_second = 0.0  # between the pools; 0 until it is measured
         self._model = model
-        self.swap = SwapSpace(pool.raw, num_cpu_blocks)
+        self._open = None if pool.int4 is None else OpenBlocks(pool.int4)
+        self.swap = SwapSpace(pool.raw, num_cpu_blocks, self._forget)
 
     @property
     def model_config(self) -> ModelConfig:
@@ -73,8 +79,17 @@ class CpuExecutor:
         return self._forward([row], range(len(row.token_ids)))
 
     def _move_blocks(self, plan: StepPlan) -> None:
+        copies = [(copy.source, copy.destination) for copy in plan.copies]
+        if self._open is not None:
+            self._open.close(copy.source for copy in plan.offloads)
         self.swap.offload(plan.offloads)
-        copy_blocks(self.pool.raw, ((copy.source, copy.destination) for copy in plan.copies))
+        copy_blocks(self.pool.raw, copies)
+        if self._open is not None:
+            self._open.copy(copies)
+
+    def _forget(self, blocks: Iterable[int]) -> None:
+        if self._open is not None:
+            self._open.forget(blocks)
 
     def _forward(self, rows: Sequence[Row], logit_tokens: Sequence[int]) -> torch.Tensor:
         if not rows:
@@ -83,6 +98,8 @@ class CpuExecutor:
 
     def _inputs(self, rows: Sequence[Row], logit_tokens: Sequence[int]) -> StepInputs:
         attention_rows = [AttentionRow(r.start, r.end, r.block_table) for r in rows]
+        if self._open is not None:
+            attention_rows = self._open.begin_step(attention_rows)
         config = self.model_config
         return StepInputs(
             token_ids=torch.tensor([t for r in rows for t in r.token_ids], dtype=torch.int64),
@@ -96,7 +113,7 @@ class CpuExecutor:
 
 def load_executor(config: NodeConfig, directory: Path, progress: Progress) -> CpuExecutor:
     """Loads the model in `directory` (see `find_model`) and warms it up, calling `progress` with
-    stages load, scales and warm up.
+    stages load and warm up.
 
     Sets the number of torch's threads for the whole process. Raises ValueError when the model is
     not supported, or `config` and model do not go together.
@@ -105,14 +122,14 @@ def load_executor(config: NodeConfig, directory: Path, progress: Progress) -> Cp
     progress("load", None)
     model_config = ModelConfig.from_directory(directory)
     model = LlamaModel(model_config, Checkpoint(directory), DTYPES[config.dtype])
-    scales = None
-    if config.kv_cache_dtype == "fp8":
-        progress("scales", None)
-        scales = head_scales(directory, model, config.kv_scale_sample)
+    scales = kv_scales(directory, model, config.kv_cache_dtype, config.kv_scale_sample)
     layout = kv_layout(model_config, config)
     blocks = config.num_blocks or layout.num_blocks(config.kv_pool_bytes)
     cpu_blocks = 1 + int(config.swap_space * 2**30) // layout.bytes_per_block
-    executor = CpuExecutor(model, _make_pool(layout, blocks, scales), cpu_blocks)
+    tails = None
+    if config.kv_cache_dtype == "int4":
+        tails = tail_slots(layout, config.max_num_seqs + SPARE_TAILS, model.dtype)
+    executor = CpuExecutor(model, _make_pool(layout, blocks, scales, tails), cpu_blocks)
     progress("warm up", None)
     _warm_up(executor)
     executor.copy_bytes_per_second = copy_speed(layout.bytes_per_block)
@@ -130,9 +147,14 @@ def kv_layout(model: ModelConfig, config: NodeConfig) -> KvLayout:
     )
 
 
-def _make_pool(layout: KvLayout, num_blocks: int, scales: torch.Tensor | None) -> KvPool:
+def _make_pool(
+    layout: KvLayout,
+    num_blocks: int,
+    scales: KvScales,
+    tails: torch.Tensor | None,
+) -> KvPool:
     try:
-        return KvPool.zeros(layout, num_blocks, scales)
+        return KvPool.zeros(layout, num_blocks, scales.heads, tails, scales.centres)
     except (MemoryError, ValueError) as error:  # more than there is, more than can be addressed
         size = layout.bytes_per_block * num_blocks
         raise ValueError(

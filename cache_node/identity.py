@@ -1,12 +1,10 @@
 """What the node tells of itself: the part of its state that is constant for an epoch."""
 
 import time
-from hashlib import blake2b
-
-import torch
 
 from cache_node.config import NodeConfig
 from cache_node.executor_cpu import CpuExecutor
+from cache_node.kv_scales import KvScales
 from kvmesh import __version__
 from kvmesh.tokenizer import Tokenizer
 from kvmesh.v1 import cache_node_pb2 as pb
@@ -28,7 +26,7 @@ def node_info(
     Raises ValueError when one sequence of max_model_len does not fit the pool: such a node would
     preempt that sequence for itself for ever.
     """
-    layout, model = executor.layout, executor.model_config
+    layout, model, pool = executor.layout, executor.model_config, executor.pool
     max_model_len = _max_model_len(config, model.max_positions)
     usable = executor.num_blocks - 1
     needed = layout.blocks_for(max_model_len)
@@ -49,7 +47,7 @@ def node_info(
             # The KV's bytes depend on the model's dtype: nodes of another one share no block.
             kv_cache_dtype=f"{config.kv_cache_dtype}/{executor.dtype}",
             layout=LAYOUT,
-            scale_fingerprint=_scale_fingerprint(executor.pool.head_scales),
+            scale_fingerprint=KvScales(pool.head_scales, pool.centres).fingerprint,
         ),
         max_model_len=max_model_len,
         num_blocks=usable,
@@ -65,11 +63,6 @@ def node_info(
         device="cpu",
         dtype=executor.dtype,
     )
-
-
-def _scale_fingerprint(scales: torch.Tensor | None) -> bytes:
-    """Nodes with other scales read other numbers out of the same bytes."""
-    return b"" if scales is None else blake2b(scales.numpy().tobytes(), digest_size=16).digest()
 
 
 def _max_model_len(config: NodeConfig, context: int) -> int:

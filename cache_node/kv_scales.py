@@ -1,6 +1,10 @@
-"""The scales of an fp8 KV cache: fixed before the first block is written, part of its keys."""
+"""Scales and centres of a quantised KV cache: fixed before the first block is written, and part of
+the block keys.
+"""
 
+from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -26,19 +30,45 @@ SAMPLE = (
 """Prose, code, numbers and languages in turn."""
 
 
-def head_scales(directory: Path, model: LlamaModel, sample: Path | None) -> torch.Tensor:
-    """float32 [layers, 2, kv_heads], of keys and values: the checkpoint's own, else by the largest
-    magnitude of each head over the start of the text in `sample`, or over a built-in one.
+class KvScales(NamedTuple):
+    """What is fixed before the first block is written; see `KvPool`."""
+
+    heads: torch.Tensor | None = None  # [layers, 2, kv_heads], for fp8
+    centres: torch.Tensor | None = None  # [layers, kv_heads, head_dim], for fp8 and int8
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Nodes with others read other numbers out of the same bytes."""
+        parts = [part.numpy().tobytes() for part in self if part is not None]
+        return blake2b(b"".join(parts), digest_size=16).digest() if parts else b""
+
+
+def kv_scales(
+    directory: Path, model: LlamaModel, kv_cache_dtype: str, sample: Path | None
+) -> KvScales:
+    """A checkpoint that has scales was made for them, and for keys as they are. Else keys are
+    centred by their means over the start of the text in `sample`, or over a built-in one, and
+    fp8 is scaled by the largest magnitude of each head.
 
     Raises ValueError when `sample` cannot be read or is empty.
     """
-    found = _from_checkpoint(Checkpoint(directory), model.config)
-    if found is not None:
-        return found
+    if kv_cache_dtype not in ("fp8", "int8"):
+        return KvScales()
+    heads = _from_checkpoint(Checkpoint(directory), model.config)
+    if heads is not None:
+        return KvScales(heads if kv_cache_dtype == "fp8" else None)
     tokens = Tokenizer.from_directory(directory).encode(_text(sample), True)[:SAMPLE_TOKENS]
-    if not tokens:
+    if len(tokens) < 2:
         raise ValueError(f"kv_scale_sample: {sample} holds no text")
-    return _largest(model, tokens) * (HEADROOM / FP8_MAX)
+    keys, values = _keys_and_values(model, tokens)
+    # The first token's keys are like no other's (Xiao et al., arXiv:2309.17453).
+    centres = keys[:, :, 1:].mean(dim=2)
+    if model.config.attention_softcap is not None:
+        centres.zero_()  # a capped score is not moved by as much for every key
+    if kv_cache_dtype == "int8":
+        return KvScales(None, centres)
+    largest = [(keys - centres.unsqueeze(2)).abs().amax(dim=(2, 3)), values.abs().amax(dim=(2, 3))]
+    return KvScales(torch.stack(largest, 1).clamp(min=1e-3) * (HEADROOM / FP8_MAX), centres)
 
 
 def _from_checkpoint(checkpoint: Checkpoint, config: ModelConfig) -> torch.Tensor | None:
@@ -66,8 +96,8 @@ def _text(sample: Path | None) -> str:
 
 
 @torch.inference_mode()
-def _largest(model: LlamaModel, tokens: list[int]) -> torch.Tensor:
-    """The largest magnitude of each head's keys and values, at least a little above zero."""
+def _keys_and_values(model: LlamaModel, tokens: list[int]) -> torch.Tensor:
+    """[2, layers, kv_heads, tokens, head_dim], float32."""
     config = model.config
     dtype = "float32" if model.dtype == torch.float32 else "bfloat16"
     layout = KvLayout(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, dtype)
@@ -82,5 +112,5 @@ def _largest(model: LlamaModel, tokens: list[int]) -> torch.Tensor:
             logit_tokens=torch.tensor([len(tokens) - 1]),
         )
     )
-    found: torch.Tensor = pool.elements.float().abs().amax(dim=(0, 4, 5)).clamp(min=1e-3)
-    return found
+    kv = pool.elements.float().permute(2, 1, 3, 0, 4, 5).flatten(3, 4)
+    return kv[:, :, :, : len(tokens)]

@@ -56,6 +56,7 @@ def _announce(node: Node, port: int) -> None:
         address=f"{node.config.host}:{port}",
         model=info.model,
         dtype=info.dtype,
+        kv_cache_dtype=node.config.kv_cache_dtype,
         kv_cache_gib=round(tokens * info.kv_bytes_per_token / 2**30, 2),
         kv_cache_tokens=tokens,
         cpu_blocks=info.num_cpu_blocks,

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 import torch
@@ -21,8 +21,13 @@ class SwapSpace:
     loads on a thread of their own, beside the steps (see `Loader` for what they promise).
     """
 
-    def __init__(self, pool: torch.Tensor, num_blocks: int) -> None:
-        """`pool` is the KV pool, [blocks, …]; `num_blocks` counts the null block."""
+    def __init__(
+        self, pool: torch.Tensor, num_blocks: int, replaced: Callable[[Iterable[int]], None]
+    ) -> None:
+        """`pool` is the KV pool, [blocks, …]; `num_blocks` counts the null block. `replaced` hears
+        which blocks of the KV pool a load is about to overwrite.
+        """
+        self._replaced = replaced
         self._pool = pool
         self._space = torch.zeros((num_blocks, *pool.shape[1:]), dtype=pool.dtype)
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
@@ -33,6 +38,7 @@ class SwapSpace:
         copy_between(self._pool, self._space, _pairs(copies))
 
     def load(self, number: int, copies: Sequence[BlockCopy], done: LoadDone) -> None:
+        self._replaced(copy.destination for copy in copies)
         self._orders.put((number, copies, done))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="swap-loader", daemon=True)

@@ -50,7 +50,7 @@ def _decode(
     params: AttentionParams,
     out: torch.Tensor,
 ) -> None:
-    keys, values = pool.read(layer, batch.tables, query.dtype)
+    keys, values = pool.read(layer, batch.tables, batch.rows, query.dtype)
     heads = query[batch.tokens].unsqueeze(2)
     result = _attend(heads, keys, values, batch.masks[params.window], params)
     out[batch.tokens] = result.squeeze(2)
@@ -64,7 +64,7 @@ def _prefill(
     params: AttentionParams,
     out: torch.Tensor,
 ) -> None:
-    keys, values = pool.read(layer, row.table, query.dtype)
+    keys, values = pool.read(layer, row.table, [row.row], query.dtype)
     for tile in row.tiles:
         result = _attend(
             query[tile.first : tile.last].transpose(0, 1).unsqueeze(0),

@@ -24,11 +24,13 @@ class AttentionRow(NamedTuple):
     start: int
     end: int
     block_table: Sequence[int]
+    tail: int = -1  # of an int4 pool: where the keys of the row's open block are
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
     tokens: torch.Tensor  # [batch] int64: where each row's query is in the flattened step
+    rows: Sequence[AttentionRow]
     tables: torch.Tensor  # [batch, blocks] int64, padded with the null block
     masks: Mapping[int | None, torch.Tensor]  # by window: [batch, 1, 1, blocks · block_size]
 
@@ -43,6 +45,7 @@ class PrefillTile:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
+    row: AttentionRow
     table: torch.Tensor  # [1, blocks] int64
     tiles: Sequence[PrefillTile]
 
@@ -121,6 +124,7 @@ def _decode_batch(
     ends = [row.end for row in rows]
     return DecodeBatch(
         torch.tensor(tokens, dtype=torch.int64),
+        rows,
         tables,
         {w: decode_mask(ends, width * block_size, w, dtype) for w in windows},
     )
@@ -135,7 +139,7 @@ def _prefill_row(
         _tile(row, first, start, min(start + QUERY_TILE, row.end), masks)
         for start in range(row.start, row.end, QUERY_TILE)
     ]
-    return PrefillRow(table, tiles)
+    return PrefillRow(row, table, tiles)
 
 
 def _last_tile(row: AttentionRow) -> int:

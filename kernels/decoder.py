@@ -12,9 +12,16 @@ from kernels.step import StepKernels
 
 
 class Decoder(Protocol):
-    def run(self, residual: torch.Tensor, rotations: Sequence[Rotation], step: StepKernels) -> None:
-        """Takes `residual` [tokens, hidden], float32 and contiguous, through all layers in place.
-        `rotations` has one for each rope; `step` was planned for these tokens.
+    def run(
+        self,
+        residual: torch.Tensor,
+        rotations: Sequence[Rotation],
+        step: StepKernels,
+        wanted: torch.Tensor,
+    ) -> torch.Tensor:
+        """Takes `residual` [tokens, hidden], float32 and contiguous, through all layers and returns
+        the rows `wanted` [rows], int64; `residual` is used up. `rotations` has one for each rope;
+        `step` was planned for these tokens.
         """
 
 

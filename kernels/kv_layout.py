@@ -4,7 +4,7 @@ torch.
 
 from dataclasses import dataclass
 
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "fp8": 1, "int8": 1}
+ELEMENT_BITS = {"float32": 32, "bfloat16": 16, "fp8": 8, "int8": 8, "int4": 4}
 SCALE_BYTES = 2  # float16
 LINE = 64  # a block is whole cache lines
 
@@ -13,8 +13,11 @@ LINE = 64  # a block is whole cache lines
 class KvLayout:
     """One block holds keys and values of `block_size` tokens in all layers, in one contiguous run:
 
-    elements  [layer, 0 = key | 1 = value, kv_head, slot, element]
-    scales    [layer, key | value, kv_head, slot] float16, for int8
+    elements  [layer, 0 = key | 1 = value, kv_head, slot, element]; int4 packs element i of a vector
+              and the one half a vector behind it into a byte, low and high
+    scales    float16; int8: [layer, key | value, kv_head, slot]; int4: for each layer those of the
+              keys [kv_head, element], then those of the values [kv_head, slot]
+    zeros     int8, for int4: as its scales
     """
 
     num_layers: int
@@ -23,6 +26,13 @@ class KvLayout:
     block_size: int
     dtype: str  # of an element
 
+    def __post_init__(self) -> None:
+        if self.dtype == "int4" and self.head_dim % 2:
+            raise ValueError(
+                f"kv_cache_dtype: int4 packs pairs, the model's head_dim is {self.head_dim}; "
+                "use int8"
+            )
+
     @property
     def vectors(self) -> int:
         """Of `head_dim` elements, in a block."""
@@ -30,15 +40,25 @@ class KvLayout:
 
     @property
     def element_bytes(self) -> int:
-        return self.vectors * self.head_dim * ELEMENT_BYTES[self.dtype]
+        return self.vectors * self.head_dim * ELEMENT_BITS[self.dtype] // 8
 
     @property
-    def scale_bytes(self) -> int:
-        return self.vectors * SCALE_BYTES if self.dtype == "int8" else 0
+    def num_scales(self) -> int:
+        if self.dtype == "int8":
+            return self.vectors
+        if self.dtype == "int4":
+            return self.num_layers * self.num_kv_heads * (self.head_dim + self.block_size)
+        return 0
+
+    @property
+    def zeros_at(self) -> int:
+        """Where the zeros begin, in bytes."""
+        return self.element_bytes + self.num_scales * SCALE_BYTES
 
     @property
     def bytes_per_block(self) -> int:
-        return -(-(self.element_bytes + self.scale_bytes) // LINE) * LINE
+        size = self.zeros_at + (self.num_scales if self.dtype == "int4" else 0)
+        return -(-size // LINE) * LINE
 
     @property
     def bytes_per_token(self) -> int:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from kernels.attention_plan import AttentionRow
+from kernels.kv_int4 import Int4Planes, lay_tails
 from kernels.kv_layout import KvLayout
 
 ELEMENTS = {
@@ -23,41 +25,72 @@ class KvPool:
     scales       [blocks, layers, 2, kv_heads, block_size] float16, for int8: of its token and head,
                  the largest magnitude / 127
     head_scales  [layers, 2, kv_heads] float32, for fp8: fixed before the first block is written
+    centres      [layers, kv_heads, head_dim] float32 or None: keys are stored less these. A query's
+                 product with them is the same for all keys, so that softmax does not see it.
+    int4         the parts of an int4 pool, which has none of these
     """
 
     def __init__(
-        self, layout: KvLayout, raw: torch.Tensor, head_scales: torch.Tensor | None = None
+        self,
+        layout: KvLayout,
+        raw: torch.Tensor,
+        head_scales: torch.Tensor | None = None,
+        tails: torch.Tensor | None = None,
+        centres: torch.Tensor | None = None,
     ) -> None:
-        """`raw` is uint8 [blocks, layout.bytes_per_block]; fp8 needs `head_scales`."""
+        """`raw` is uint8 [blocks, layout.bytes_per_block]; fp8 needs `head_scales`, int4 `tails`
+        (see `tail_slots`).
+        """
         assert (head_scales is not None) == (layout.dtype == "fp8"), "fp8 alone has head scales"
+        assert (tails is not None) == (layout.dtype == "int4"), "int4 alone has tails"
         self.layout = layout
         self.raw = raw
         self.head_scales = head_scales
+        self.centres = centres
+        self.scales: torch.Tensor | None = None
+        self.int4 = None if tails is None else Int4Planes(layout, raw, tails)
+        if self.int4 is not None:
+            self.elements = self.int4.elements
+            return
         planes = (layout.num_layers, 2, layout.num_kv_heads, layout.block_size)
         elements = raw[:, : layout.element_bytes].view(ELEMENTS[layout.dtype])
         self.elements = elements.view(len(raw), *planes, layout.head_dim)
-        self.scales: torch.Tensor | None = None
-        if layout.scale_bytes:
-            end = layout.element_bytes + layout.scale_bytes
-            scales = raw[:, layout.element_bytes : end].view(torch.float16)
+        if layout.num_scales:
+            scales = raw[:, layout.element_bytes : layout.zeros_at].view(torch.float16)
             self.scales = scales.view(len(raw), *planes)
 
     @classmethod
     def zeros(
-        cls, layout: KvLayout, num_blocks: int, head_scales: torch.Tensor | None = None
+        cls,
+        layout: KvLayout,
+        num_blocks: int,
+        head_scales: torch.Tensor | None = None,
+        tails: torch.Tensor | None = None,
+        centres: torch.Tensor | None = None,
     ) -> "KvPool":
         """In memory of the CPU, so that no unused block holds a NaN. numpy's zeros are mapped on
         first use: an idle pool takes no memory. Raises MemoryError or ValueError where there is not
         as much.
         """
         raw = np.zeros((num_blocks, layout.bytes_per_block), dtype=np.uint8)
-        return cls(layout, torch.from_numpy(raw), head_scales)
+        return cls(layout, torch.from_numpy(raw), head_scales, tails, centres)
+
+    def write_rows(self, layer: int, rows: Sequence[AttentionRow], kv: torch.Tensor) -> None:
+        """Writes `kv` [tokens, 2, kv_heads, head_dim], float32, keys then values, of the rows' new
+        tokens, which come in the rows' order.
+        """
+        if self.int4 is None:
+            self.write(layer, kv_slots(self.layout.block_size, rows), kv)
+            return
+        parts = torch.split(kv, [row.end - row.start for row in rows])
+        for row, part in zip(rows, parts, strict=True):
+            self.int4.write(layer, row, part)
 
     def write(self, layer: int, slots: torch.Tensor, kv: torch.Tensor) -> None:
-        """Writes `kv` [tokens, 2, kv_heads, head_dim], float32, keys then values, to `slots` (see
-        `kv_slots`).
-        """
+        """As `write_rows`, to `slots` (see `kv_slots`); not for int4."""
         blocks, offsets = slots
+        if self.centres is not None:
+            kv = torch.stack((kv[:, 0] - self.centres[layer], kv[:, 1]), dim=1)
         at = (blocks, layer, slice(None), slice(None), offsets)
         if self.scales is not None:
             elements, scales = quantise_int8(kv)
@@ -69,10 +102,20 @@ class KvPool:
         # As bytes: torch does not index fp8.
         _bytes(self.elements)[at] = _bytes(elements)
 
-    def read(self, layer: int, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The blocks of `table` [batch, blocks] as numbers: [2, batch, kv_heads, blocks ·
-        block_size, head_dim].
+    def read(
+        self,
+        layer: int,
+        table: torch.Tensor,
+        rows: Sequence[AttentionRow],
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """The blocks of `table` [batch, blocks], which are those of `rows`, as numbers: [2, batch,
+        kv_heads, blocks · block_size, head_dim].
         """
+        if self.int4 is not None:
+            kv = self.int4.read(layer, table, dtype)
+            lay_tails(kv[0], self.int4.tails, layer, rows)
+            return kv
         if self.scales is None and self.head_scales is None and self.elements.is_contiguous():
             return self._gather(layer, table).to(dtype)
         found = _bytes(self.elements)[:, layer][table].view(self.elements.dtype).to(dtype)
@@ -92,24 +135,17 @@ class KvPool:
         return found.view(*index.shape[:3], -1, self.layout.head_dim)
 
 
-def kv_slots(
-    block_size: int, block_tables: Sequence[Sequence[int]], spans: Sequence[tuple[int, int]]
-) -> torch.Tensor:
-    """Block and slot of each new token: int64 [2, tokens]. `spans` gives the positions [start, end)
-    that each sequence writes; tokens are in the sequences' order.
-    """
-    found = [
-        _slots(table, span, block_size) for table, span in zip(block_tables, spans, strict=True)
-    ]
-    return torch.cat(found, dim=1)
+def kv_slots(block_size: int, rows: Sequence[AttentionRow]) -> torch.Tensor:
+    """Block and slot of each new token: int64 [2, tokens]."""
+    return torch.cat([_slots(block_size, row) for row in rows], dim=1)
 
 
-def _slots(table: Sequence[int], span: tuple[int, int], block_size: int) -> torch.Tensor:
-    start, end = span
-    first = start // block_size
-    blocks = torch.tensor(table[first : -(-end // block_size)], dtype=torch.int64)
-    positions = torch.arange(start, end)
-    return torch.stack((blocks[positions // block_size - first], positions % block_size))
+def _slots(block_size: int, row: AttentionRow) -> torch.Tensor:
+    first = row.start // block_size
+    table = row.block_table[first : -(-row.end // block_size)]
+    positions = torch.arange(row.start, row.end)
+    blocks = torch.tensor(table, dtype=torch.int64)[positions // block_size - first]
+    return torch.stack((blocks, positions % block_size))
 
 
 def quantise_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,7 +17,13 @@ class LayerwiseDecoder:
         self._layers = layers
         self._params = params
 
-    def run(self, residual: torch.Tensor, rotations: Sequence[Rotation], step: StepKernels) -> None:
+    def run(
+        self,
+        residual: torch.Tensor,
+        rotations: Sequence[Rotation],
+        step: StepKernels,
+        wanted: torch.Tensor,
+    ) -> torch.Tensor:
         params = self._params
         for index, layer in enumerate(self._layers):
             qkv = layer.qkv.wide(self._normed(residual, layer.input_norm))
@@ -28,6 +34,7 @@ class LayerwiseDecoder:
             x = self._normed(residual, layer.mlp_norm)
             gated = layer.gate_up.gated(x, params.activation)
             self._add(residual, layer.down, gated, layer.down_norm)
+        return residual[wanted]
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, weight, self._params.epsilon, self._params.dtype)

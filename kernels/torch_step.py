@@ -25,11 +25,8 @@ class TorchStep:
         self._num_heads = num_heads
         self._dtype = dtype
         self._plan = plan_attention(pool.layout.block_size, rows, dtype, windows)
-        self._slots = kv_slots(
-            pool.layout.block_size,
-            [row.block_table for row in rows],
-            [(row.start, row.end) for row in rows],
-        )
+        self._rows = rows
+        self._slots = None if pool.int4 else kv_slots(pool.layout.block_size, rows)
 
     def place(
         self,
@@ -47,7 +44,10 @@ class TorchStep:
             rotated.mul_(inverse_rms(rotated, epsilon)).mul_(norm)
         rotate_(rotated, cos, sin)
         kv = heads[:, count:].view(len(qkv), 2, layout.num_kv_heads, layout.head_dim)
-        self._pool.write(layer, self._slots, kv)
+        if self._slots is None:
+            self._pool.write_rows(layer, self._rows, kv)
+        else:
+            self._pool.write(layer, self._slots, kv)
         return heads[:, :count].to(self._dtype)
 
     def attend(self, layer: int, query: torch.Tensor, params: AttentionParams) -> torch.Tensor:

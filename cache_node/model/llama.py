@@ -59,8 +59,7 @@ class LlamaModel:
         """
         residual = self._embedding.rows(inputs.token_ids).mul_(self._embedding_scale)
         rotations = [Rotation.at(inputs.positions, each) for each in self._frequencies]
-        self._decoder.run(residual, rotations, inputs.kernels)
-        return residual[inputs.logit_tokens]
+        return self._decoder.run(residual, rotations, inputs.kernels, inputs.logit_tokens)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits [rows, vocab_size], float32, of rows that `hidden` gave."""

@@ -14,14 +14,14 @@ void kvmesh_place(void* pool, int32_t kind, const kvmesh::PoolSizes* sizes, int6
                   const int64_t* spans, const int32_t* tables, float* qkv, const float* cos, const float* sin,
                   const float* norm, float epsilon, void* query, int32_t threads);
 
-void kvmesh_attention(const void* pool, int32_t kind, const kvmesh::PoolSizes* sizes, int64_t layer,
+void kvmesh_attention(void* pool, int32_t kind, const kvmesh::PoolSizes* sizes, int64_t layer,
                       int64_t num_rows, const int64_t* spans, const int32_t* tables, const void* query, void* out,
                       float scale, int64_t window, float softcap, int32_t threads);
 
 struct KvmeshDecoder;
-void kvmesh_decoder(const KvmeshDecoder* decoder, void* pool, int32_t kind, const kvmesh::PoolSizes* sizes,
-                    int64_t num_rows, const int64_t* spans, const int32_t* tables, int64_t tokens, float* residual,
-                    const float* const* rotations, int32_t threads);
+int32_t kvmesh_decoder(const KvmeshDecoder* decoder, void* pool, int32_t kind, const kvmesh::PoolSizes* sizes,
+                       int64_t num_rows, const int64_t* spans, const int32_t* tables, int64_t tokens, float* residual,
+                       const float* const* rotations, const int64_t* wanted, int64_t num_wanted, int32_t threads);
 }
 
 // What follows a product, see linear.cpp.

@@ -188,12 +188,12 @@ void run(const Step<T>& step) {
 }
 
 template <typename T>
-void attend(const void* pool, const PoolSizes& sizes, int64_t layer, int64_t num_rows, const int64_t* spans,
+void attend(void* pool, const PoolSizes& sizes, int64_t layer, int64_t num_rows, const int64_t* spans,
             const int32_t* tables, const void* query, void* out, const Scoring& scoring, int threads) {
     Step<T> step{PagedLayer<T>(pool, sizes, layer), {sizes.heads, sizes.kv_heads, sizes.head_dim}, scoring,
                  static_cast<const Number<T>*>(query), static_cast<Number<T>*>(out), {}, threads};
-    for (int64_t i = 0, first = 0; i < num_rows; i++, spans += 3) {
-        step.rows.push_back({first, spans[0], spans[1], tables + spans[2]});
+    for (int64_t i = 0, first = 0; i < num_rows; i++, spans += kRowSpan) {
+        step.rows.push_back(read_row(spans, tables, first, sizes.block_size));
         first += spans[1] - spans[0];
     }
     run(step);
@@ -201,10 +201,9 @@ void attend(const void* pool, const PoolSizes& sizes, int64_t layer, int64_t num
 
 }  // namespace
 
-// pool: blocks of `kind` as `sizes` describes them. spans [rows, 3]: the positions start and end of a row's
-// new tokens, and where its block table begins in `tables`. query, out: [tokens, heads, head_dim], float32
+// pool: blocks of `kind` as `sizes` describes them. spans [rows, 4]: see read_row. query, out: [tokens, heads, head_dim], float32
 // where the pool is, else bfloat16.
-extern "C" void kvmesh_attention(const void* pool, int32_t kind, const PoolSizes* sizes, int64_t layer,
+extern "C" void kvmesh_attention(void* pool, int32_t kind, const PoolSizes* sizes, int64_t layer,
                                  int64_t num_rows, const int64_t* spans, const int32_t* tables, const void* query,
                                  void* out, float scale, int64_t window, float softcap, int32_t threads) {
     const Scoring scoring{scale, window, softcap};

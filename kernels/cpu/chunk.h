@@ -18,37 +18,50 @@ constexpr bool kQuantised = sizeof(T) == 1;
 template <typename T>
 using Number = std::conditional_t<kQuantised<T>, bf16, T>;
 
-// Where keys lie, from position `begin` on, and their scales. Behind the last one the first one stands.
+template <typename T>
+constexpr bool kHasParams = !std::is_empty_v<SlotParams<T>>;
+
+// Where keys lie, from position `begin` on. Behind the last one the first one stands.
 template <typename T>
 struct ChunkSlots {
     const T* keys[kChunk];
-    const half* scales[std::is_same_v<T, int8_t> ? kChunk : 1];
+    SlotParams<T> params[kHasParams<T> ? kChunk : 1];
+    const bf16* open[std::is_same_v<T, nibbles> ? kChunk : 1];  // keys that are in a tail, or null
 
     ChunkSlots() = default;
 
-    ChunkSlots(const PagedLayer<T>& layer, const int32_t* table, int64_t begin, int64_t count, int64_t head) {
-        int64_t block = begin / layer.block_size, slot = begin % layer.block_size;
+    ChunkSlots(const PagedLayer<T>& layer, const BlockTable& table, int64_t begin, int64_t count, int64_t head) {
         const int wanted = int(std::min<int64_t>(count, kChunk));
+        int64_t block = begin / layer.block_size, slot = begin % layer.block_size;
         for (int i = 0; i < wanted; slot = 0, block++) {
-            const T* key = layer.key(table[block], head, slot);
-            const half* scale = layer.key_scale(table[block], head, slot);
-            for (; slot < layer.block_size && i < wanted; slot++, key += layer.head_dim) {
-                if constexpr (std::is_same_v<T, int8_t>) scales[i] = scale++;
-                keys[i++] = key;
+            const T* key = layer.key(table.blocks[block], head, slot);
+            for (; slot < layer.block_size && i < wanted; slot++, key += layer.vector_size, i++) {
+                keys[i] = key;
+                if constexpr (kHasParams<T>) params[i] = layer.params(table.blocks[block], head, slot);
+                if constexpr (std::is_same_v<T, nibbles>)
+                    open[i] = begin + i < table.open_from ? nullptr : layer.tail(table.tail, head, slot);
             }
         }
         for (int i = wanted; i < kChunk; i++) {
-            if constexpr (std::is_same_v<T, int8_t>) scales[i] = scales[0];
             keys[i] = keys[0];
+            if constexpr (kHasParams<T>) params[i] = params[0];
+            if constexpr (std::is_same_v<T, nibbles>) open[i] = open[0];
         }
     }
 
-    void prefetch_scales([[maybe_unused]] const PagedLayer<T>& layer) const {
-        if constexpr (std::is_same_v<T, int8_t>)
-            for (int i = 0; i < kChunk; i += 16) {
-                __builtin_prefetch(scales[i]);
-                __builtin_prefetch(scales[i] + layer.value_scale_offset);
+    void prefetch_params() const {
+        for (int i = 0; i < kChunk; i += 16) {
+            if constexpr (std::is_same_v<T, int8_t>) {
+                __builtin_prefetch(params[i].key_scale);
+                __builtin_prefetch(params[i].value_scale);
+            } else if constexpr (std::is_same_v<T, nibbles>) {
+                __builtin_prefetch(params[i].key_scales);
+                __builtin_prefetch(params[i].key_scales + 32);
+                __builtin_prefetch(params[i].key_zeros);
+                __builtin_prefetch(params[i].value_scale);
+                __builtin_prefetch(params[i].value_zero);
             }
+        }
     }
 };
 
@@ -58,18 +71,20 @@ struct ChunkScales {
 
     template <typename T>
     void load(const PagedLayer<T>& layer, const ChunkSlots<T>& slots, int64_t head) {
-        if constexpr (std::is_same_v<T, int8_t>) {
-            for (int i = 0; i < kChunk; i++) {
-                key[i] = to_float(*slots.scales[i]);
-                value[i] = to_float(slots.scales[i][layer.value_scale_offset]);
-            }
+        if constexpr (std::is_same_v<T, e4m3>) {
+            std::fill_n(key, kChunk, layer.head_scale(head)[0]);
+            std::fill_n(value, kChunk, layer.head_scale(head)[layer.kv_heads]);
         } else {
-            std::fill_n(key, kChunk, layer.head_scales[head]);
-            std::fill_n(value, kChunk, layer.head_scales[layer.kv_heads + head]);
+            for (int i = 0; i < kChunk; i++) {
+                if constexpr (std::is_same_v<T, int8_t>) key[i] = to_float(*slots.params[i].key_scale);
+                value[i] = to_float(*slots.params[i].value_scale);
+            }
+            if constexpr (std::is_same_v<T, nibbles>) std::fill_n(key, kChunk, 1.0f);
         }
     }
 };
 
+// One vector as numbers, without what comes after the products.
 inline void widen(const int8_t* from, int64_t size, bf16* to) {
     int64_t d = 0;
 #if defined(__AVX512BF16__)
@@ -99,6 +114,36 @@ inline void widen(const e4m3* from, int64_t size, bf16* to) {
     for (; d < size; d++) store(to[d], to_float(from[d]));
 }
 
+// Four bits and a zero, for each element its own or one for all; with a scale for each, or none.
+template <bool is_key>
+inline void widen(const nibbles* from, int64_t size, const half* scales, const int8_t* zeros, bf16* to) {
+    const int64_t second = size / 2;
+    int64_t d = 0;
+#if defined(__AVX512BF16__)
+    const auto number = [&](__m512i element, int64_t at) {
+        if (!is_key) return _mm512_cvtepi32_ps(_mm512_add_epi32(element, _mm512_set1_epi32(*zeros)));
+        const __m512i zero = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(zeros + at)));
+        const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(scales + at)));
+        return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(element, zero)), scale);
+    };
+    for (; d + 16 <= second; d += 16) {
+        const __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(from + d)));
+        const __m512 low = number(_mm512_and_si512(both, _mm512_set1_epi32(15)), d);
+        const __m512 high = number(_mm512_srli_epi32(both, 4), second + d);
+        store(to + d, (Lanes)low);
+        store(to + second + d, (Lanes)high);
+    }
+#endif
+    const auto plain = [&](int element, int64_t at) {
+        const float sum = float(element + zeros[is_key ? at : 0]);
+        store(to[at], is_key ? sum * to_float(scales[at]) : sum);
+    };
+    for (; d < second; d++) {
+        plain(from[d].bits & 15, d);
+        plain(from[d].bits >> 4, second + d);
+    }
+}
+
 // Vectors of a chunk, as products take them.
 template <typename E>
 struct Rows {
@@ -120,14 +165,32 @@ public:
         }
     }
 
-    // Of [first, last), those `offset` elements behind the keys.
-    Rows<Number<T>> read(const ChunkSlots<T>& slots, int64_t offset, int first, int last) {
-        if constexpr (kQuantised<T>) {
-            for (int i = first; i < last; i++) widen(slots.keys[i] + offset, dim_, rows_[i]);
-            return {rows_, 0};
-        } else {
-            return {slots.keys, offset};
+    Rows<Number<T>> keys(const ChunkSlots<T>& slots, int first, int last) {
+        if constexpr (!kQuantised<T>) return {slots.keys, 0};
+        for (int i = first; i < last; i++) {
+            if constexpr (std::is_same_v<T, nibbles>) {
+                const SlotParams<T>& params = slots.params[i];
+                if (slots.open[i])
+                    std::memcpy(rows_[i], slots.open[i], dim_ * sizeof(bf16));
+                else
+                    widen<true>(slots.keys[i], dim_, params.key_scales, params.key_zeros, rows_[i]);
+            } else if constexpr (kQuantised<T>) {
+                widen(slots.keys[i], dim_, rows_[i]);
+            }
         }
+        return {rows_, 0};
+    }
+
+    // They lie `offset` stored elements behind the keys.
+    Rows<Number<T>> values(const ChunkSlots<T>& slots, int64_t offset, int first, int last) {
+        if constexpr (!kQuantised<T>) return {slots.keys, offset};
+        for (int i = first; i < last; i++) {
+            if constexpr (std::is_same_v<T, nibbles>)
+                widen<false>(slots.keys[i] + offset, dim_, nullptr, slots.params[i].value_zero, rows_[i]);
+            else if constexpr (kQuantised<T>)
+                widen(slots.keys[i] + offset, dim_, rows_[i]);
+        }
+        return {rows_, 0};
     }
 
 private:

@@ -18,7 +18,7 @@ namespace kvmesh {
 // parts of a long sequence can be joined: see attention.cpp.
 template <typename T>
 struct DecodeTask {
-    const int32_t* table;
+    BlockTable table;
     int64_t begin, end, head, kv_heads;
     const Number<T>* query;
     OnlineSoftmax* softmax;
@@ -98,7 +98,7 @@ private:
         next.first = int(std::max<int64_t>(0, task_->begin - at_));
         next.count = int(std::min<int64_t>(kChunk, task_->end - at_));
         next.slots = ChunkSlots<T>(layer_, task_->table, at_, next.count, task_->head + head_);
-        next.slots.prefetch_scales(layer_);
+        next.slots.prefetch_params();
         if (++head_ < task_->kv_heads) return;
         head_ = 0;
         at_ += kChunk;
@@ -115,7 +115,7 @@ private:
         }
         const int first = std::max(now.first, segment * kSegment), last = std::min(now.count, (segment + 1) * kSegment);
         if (first >= last) return;
-        const Rows<Number<T>> keys = keys_.read(now.slots, 0, segment * kSegment, last);
+        const Rows<Number<T>> keys = keys_.keys(now.slots, segment * kSegment, last);
         queries_.multiply(keys, first, last, now.head, products_[n % 2]);
     }
 
@@ -142,12 +142,12 @@ private:
         if (segment == 0) shrink(weights, sums);
         const int first = std::max(now.first, segment * kSegment), last = std::min(now.count, (segment + 1) * kSegment);
         const T* const* later = exists(n + kAhead) ? item(n + kAhead).slots.keys : nullptr;
-        const Rows<Number<T>> rows = values_.read(now.slots, layer_.value_offset, first, last);
+        const Rows<Number<T>> rows = values_.values(now.slots, layer_.value_offset, first, last);
         const Values<T> values{rows, first, last, later, layer_.value_offset};
         if (first < last) add_values(values, weights.scores, group_, layer_.head_dim, sums);
         // A short chunk asks for a whole one as well.
         for (int i = std::max(last, segment * kSegment); i < (segment + 1) * kSegment; i++)
-            values.prefetch(i, 0, layer_.head_dim);
+            values.prefetch(i, 0, layer_.vector_size);
     }
 
     static void multiply_all(float* numbers, const float* factors) {

@@ -45,6 +45,10 @@ inline void score_keys(Rows<T> keys, int first, int last, const float* query, in
     }
 }
 
+// Numbers in a stored element.
+template <typename T>
+constexpr int64_t kNumbers = std::is_same_v<T, nibbles> ? 2 : 1;
+
 // The values [first, last) of a chunk, and meanwhile the cache lines of later keys and values, where they
 // are stored.
 template <typename T>
@@ -74,7 +78,7 @@ inline void add_pairs(const Values<T>& values, int64_t d, const float (*weights)
         for (int w = 0; w < 2 * width; w++) acc[h][w] = load(sums + h * head_dim + d + w * kLanes);
     for (int i = values.first; i < values.last; i++) {
         const Number<T>* value = values.rows[i] + d;
-        values.prefetch(i, d, width * kPair);
+        values.prefetch(i, d / kNumbers<T>, width * kPair / kNumbers<T>);
         for (int w = 0; w < width; w++) {
             const Pair part = load_pair(value + w * kPair);
             for (int h = 0; h < heads; h++) {

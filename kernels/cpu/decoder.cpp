@@ -44,19 +44,19 @@ namespace {
 
 // Of one step, between the kernels; one for each thread that calls, as large as its largest step.
 struct Scratch {
-    std::vector<bf16> normed, query, attended, gated;
+    std::vector<bf16> input, query, gated;  // of the products
     std::vector<float> qkv, output;
 
-    void fit(int64_t tokens, int64_t hidden, int64_t query_size, int64_t qkv_size, int64_t inner) {
+    void fit(int64_t tokens, const KvmeshDecoder& decoder, const PoolSizes& sizes) {
+        const int64_t query_size = sizes.heads * sizes.head_dim, kv_size = sizes.kv_heads * sizes.head_dim;
         const auto grow = [&](auto& buffer, int64_t size) {
             if (int64_t(buffer.size()) < tokens * size) buffer.resize(tokens * size);
         };
-        grow(normed, hidden);
+        grow(input, std::max(decoder.hidden, query_size));
         grow(query, query_size);
-        grow(attended, query_size);
-        grow(gated, inner);
-        grow(qkv, qkv_size);
-        grow(output, hidden);
+        grow(gated, decoder.inner);
+        grow(qkv, query_size + 2 * kv_size);
+        if (decoder.layers[0].output_norm) grow(output, decoder.hidden);
     }
 };
 
@@ -89,28 +89,70 @@ struct Stream {
 
 }  // namespace
 
-// Runs `tokens` of `residual` [tokens, hidden], float32, through all layers, in place. The weights are
-// bfloat16; the pool is bfloat16 or quantised. `rotations` are cos and sin [tokens, head_dim] of each rope in turn;
-// `sizes`, `spans` and `tables` as for kvmesh_attention.
-extern "C" void kvmesh_decoder(const KvmeshDecoder* decoder, void* pool, int32_t kind, const PoolSizes* sizes,
+namespace {
+
+struct StepRows {
+    std::vector<int64_t> spans;  // [rows, 4]
+
+    int64_t count() const { return int64_t(spans.size()) / kRowSpan; }
+};
+
+// Behind the keys of the last layer only the wanted tokens matter. If each is the last of its row, they are a
+// step of their own.
+bool narrow(StepRows& rows, const int64_t* wanted, int64_t count) {
+    std::vector<int64_t> spans;
+    int64_t found = 0;
+    for (int64_t i = 0, first = 0; i < rows.count(); i++) {
+        const int64_t* span = &rows.spans[i * kRowSpan];
+        first += span[1] - span[0];
+        if (found == count || wanted[found] != first - 1) continue;
+        spans.insert(spans.end(), {span[1] - 1, span[1], span[2], span[3]});
+        found++;
+    }
+    if (found == count) rows.spans = spans;
+    return found == count;
+}
+
+// Rows `wanted` of x [.., size] come first; `wanted` ascends.
+template <typename T>
+void gather(T* x, int64_t size, const int64_t* wanted, int64_t count) {
+    for (int64_t i = 0; i < count; i++) std::memmove(x + i * size, x + wanted[i] * size, size * sizeof(T));
+}
+
+}  // namespace
+
+// Runs `tokens` of `residual` [tokens, hidden], float32, through all layers, in place. Returns 1 if only
+// those `wanted` were computed, and are its first rows. The weights are bfloat16; the pool is bfloat16 or
+// quantised. `rotations` are cos and sin [tokens, head_dim] of each rope in turn; `sizes`, `spans` and `tables` as for kvmesh_attention.
+extern "C" int32_t kvmesh_decoder(const KvmeshDecoder* decoder, void* pool, int32_t kind, const PoolSizes* sizes,
                                int64_t num_rows, const int64_t* spans, const int32_t* tables, int64_t tokens,
-                               float* residual, const float* const* rotations, int32_t threads) {
+                               float* residual, const float* const* rotations, const int64_t* wanted,
+                               int64_t num_wanted, int32_t threads) {
     thread_local Scratch s;
-    const int64_t query_size = sizes->heads * sizes->head_dim, kv_size = sizes->kv_heads * sizes->head_dim;
-    s.fit(tokens, decoder->hidden, query_size, query_size + 2 * kv_size, decoder->inner);
-    const Stream stream{residual, tokens, decoder->hidden, decoder->epsilon, threads};
+    s.fit(tokens, *decoder, *sizes);
+    const int64_t query_size = sizes->heads * sizes->head_dim;
+    Stream stream{residual, tokens, decoder->hidden, decoder->epsilon, threads};
+    StepRows rows{{spans, spans + num_rows * kRowSpan}};
+    bool narrowed = false;
     for (int64_t i = 0; i < decoder->num_layers; i++) {
         const Layer& layer = decoder->layers[i];
         const float* const* rotation = rotations + 2 * layer.rope;
-        stream.norm(layer.input_norm, s.normed.data());
-        stream.multiply(s.normed.data(), decoder->hidden, layer.qkv, kFloat32, s.qkv.data());
-        kvmesh_place(pool, kind, sizes, i, num_rows, spans, tables, s.qkv.data(), rotation[0], rotation[1],
-                     layer.head_norm, decoder->epsilon, s.query.data(), threads);
-        kvmesh_attention(pool, kind, sizes, i, num_rows, spans, tables, s.query.data(), s.attended.data(),
-                         layer.scale, layer.window, layer.softcap, threads);
-        stream.add(s.attended.data(), query_size, layer.output, layer.output_norm, s.output.data());
-        stream.norm(layer.mlp_norm, s.normed.data());
-        stream.multiply(s.normed.data(), decoder->hidden, layer.gate_up, decoder->gate, s.gated.data());
+        stream.norm(layer.input_norm, s.input.data());
+        stream.multiply(s.input.data(), decoder->hidden, layer.qkv, kFloat32, s.qkv.data());
+        kvmesh_place(pool, kind, sizes, i, rows.count(), rows.spans.data(), tables, s.qkv.data(), rotation[0],
+                     rotation[1], layer.head_norm, decoder->epsilon, s.query.data(), threads);
+        narrowed = i + 1 == decoder->num_layers && narrow(rows, wanted, num_wanted);
+        if (narrowed) {
+            gather(residual, decoder->hidden, wanted, num_wanted);
+            gather(s.query.data(), query_size, wanted, num_wanted);
+            stream.tokens = num_wanted;
+        }
+        kvmesh_attention(pool, kind, sizes, i, rows.count(), rows.spans.data(), tables, s.query.data(),
+                         s.input.data(), layer.scale, layer.window, layer.softcap, threads);
+        stream.add(s.input.data(), query_size, layer.output, layer.output_norm, s.output.data());
+        stream.norm(layer.mlp_norm, s.input.data());
+        stream.multiply(s.input.data(), decoder->hidden, layer.gate_up, decoder->gate, s.gated.data());
         stream.add(s.gated.data(), decoder->inner, layer.down, layer.down_norm, s.output.data());
     }
+    return narrowed;
 }

@@ -70,11 +70,16 @@ class CpuDecoder:
             for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
         )
 
-    def run(self, residual: torch.Tensor, rotations: Sequence[Rotation], step: StepKernels) -> None:
+    def run(
+        self,
+        residual: torch.Tensor,
+        rotations: Sequence[Rotation],
+        step: StepKernels,
+        wanted: torch.Tensor,
+    ) -> torch.Tensor:
         if isinstance(step, CpuStep):
-            step.decode(ctypes.addressof(self._decoder), residual, rotations)
-        else:
-            self._layerwise.run(residual, rotations, step)
+            return step.decode(ctypes.addressof(self._decoder), residual, rotations, wanted)
+        return self._layerwise.run(residual, rotations, step, wanted)
 
 
 def _describe(layer: DecoderLayer) -> _Layer:

@@ -40,18 +40,18 @@ struct Heads {
     }
 };
 
-// One vector of `size` numbers goes to its place in the pool, with its scale.
+// One vector of `size` numbers, a key or a value, goes to its place in the pool.
 template <typename T>
-inline void put(const float* from, int64_t size, T* to, half*, const float*) {
+inline void put(const float* from, int64_t size, T* to) {
     for (int64_t d = 0; d < size; d++) store(to[d], from[d]);
 }
 
-inline void put(const float* from, int64_t size, e4m3* to, half*, const float* head_scale) {
-    const float inverse = 1.0f / *head_scale;
+inline void put(const float* from, int64_t size, float scale, e4m3* to) {
+    const float inverse = 1.0f / scale;
     for (int64_t d = 0; d < size; d++) store(to[d], from[d] * inverse);
 }
 
-inline void put(const float* from, int64_t size, int8_t* to, half* scale, const float*) {
+inline void put(const float* from, int64_t size, half* scale, int8_t* to) {
     float highest = 0.0f;
     for (int64_t d = 0; d < size; d++) highest = std::max(highest, std::fabs(from[d]));
     store(*scale, highest / 127.0f);
@@ -60,6 +60,61 @@ inline void put(const float* from, int64_t size, int8_t* to, half* scale, const 
         const float number = std::nearbyint(from[d] * inverse);
         to[d] = int8_t(number > 127.0f ? 127.0f : number < -127.0f ? -127.0f : number);
     }
+}
+
+// Scale and zero of numbers between `low` and `high`, as `quantise_int4` in Python.
+struct Int4Range {
+    half scale;
+    float step, inverse, zero;
+
+    Int4Range(float low, float high) {
+        const float largest = std::max(std::fabs(low), std::fabs(high));
+        store(scale, std::max((high - low) / 15.0f, largest / 127.0f));
+        step = to_float(scale);
+        inverse = step > 0.0f ? 1.0f / step : 0.0f;
+        zero = std::min(127.0f, std::max(-127.0f, std::nearbyint(low * inverse)));
+    }
+
+    float element(float x) const { return std::min(15.0f, std::max(0.0f, std::nearbyint(x * inverse) - zero)); }
+
+    float error(const float* x, int64_t size) const {
+        float squares = 0.0f;
+        for (int64_t i = 0; i < size; i++) {
+            const float missed = (element(x[i]) + zero) * step - x[i];
+            squares += missed * missed;
+        }
+        return squares;
+    }
+
+    // The best of a few that leave out more and more of the ends.
+    static Int4Range best(const float* x, int64_t size) {
+        float low = x[0], high = x[0];
+        for (int64_t i = 1; i < size; i++) {
+            low = std::min(low, x[i]);
+            high = std::max(high, x[i]);
+        }
+        const float middle = (low + high) / 2, reach = (high - low) / 2;
+        Int4Range found(low, high);
+        float least = found.error(x, size);
+        for (float part : {0.9f, 0.8f, 0.7f}) {
+            const Int4Range tried(middle - reach * part, middle + reach * part);
+            const float error = tried.error(x, size);
+            if (error >= least) continue;
+            least = error;
+            found = tried;
+        }
+        return found;
+    }
+};
+
+inline uint8_t packed(float low, float high) { return uint8_t(uint8_t(low) | uint8_t(high) << 4); }
+
+inline void put(const float* from, int64_t size, half* scale, int8_t* zero, nibbles* to) {
+    const Int4Range range = Int4Range::best(from, size);
+    *scale = range.scale;
+    *zero = int8_t(range.zero);
+    for (int64_t d = 0; d < size / 2; d++)
+        to[d].bits = packed(range.element(from[d]), range.element(from[size / 2 + d]));
 }
 
 template <typename T>
@@ -72,20 +127,86 @@ struct Placement {
     float epsilon;
     Number<T>* query;  // [tokens, heads, head_dim]
 
-    void place(int64_t token, int32_t block, int64_t slot) const {
-        const int64_t dim = layer.head_dim, kv_heads = layer.kv_heads;
-        const Heads rotation{cos + token * dim, sin + token * dim, norm, epsilon, dim};
-        float* x = qkv + token * (heads + 2 * kv_heads) * dim;
-        for (int64_t h = 0; h < heads; h++) rotation.rotate(x + h * dim, h, query + (token * heads + h) * dim);
+    Heads rotation(int64_t token) const {
+        return {cos + token * layer.head_dim, sin + token * layer.head_dim, norm, epsilon, layer.head_dim};
+    }
+    float* heads_of(int64_t token) const { return qkv + token * (heads + 2 * layer.kv_heads) * layer.head_dim; }
+    float* key_of(int64_t token, int64_t h) const { return heads_of(token) + (heads + h) * layer.head_dim; }
+    const float* value_of(int64_t token, int64_t h) const { return key_of(token, layer.kv_heads + h); }
+
+    void place_query(int64_t token) const {
+        for (int64_t h = 0; h < heads; h++)
+            rotation(token).rotate(heads_of(token) + h * layer.head_dim, h,
+                                   query + (token * heads + h) * layer.head_dim);
+    }
+
+    void place_kv(int64_t token, int32_t block, int64_t slot) const {
+        const int64_t dim = layer.head_dim;
         float rotated[kMaxDim];
-        for (int64_t h = 0; h < kv_heads; h++) {
-            T* key = const_cast<T*>(layer.key(block, h, slot));
-            half* scale = const_cast<half*>(layer.key_scale(block, h, slot));
-            const float* fixed = layer.head_scales;  // of fp8
-            rotation.rotate(x + (heads + h) * dim, heads + h, rotated);
-            put(rotated, dim, key, scale, fixed ? fixed + h : nullptr);
-            put(x + (heads + kv_heads + h) * dim, dim, key + layer.value_offset, scale + layer.value_scale_offset,
-                fixed ? fixed + kv_heads + h : nullptr);
+        for (int64_t h = 0; h < layer.kv_heads; h++) {
+            rotation(token).rotate(key_of(token, h), heads + h, rotated);
+            if (const float* centre = layer.centre(h))
+                for (int64_t d = 0; d < dim; d++) rotated[d] -= centre[d];
+            T* key = layer.key(block, h, slot);
+            T* value = key + layer.value_offset;
+            const float* from = value_of(token, h);
+            if constexpr (std::is_same_v<T, e4m3>) {
+                put(rotated, dim, layer.head_scale(h)[0], key);
+                put(from, dim, layer.head_scale(h)[layer.kv_heads], value);
+            } else if constexpr (std::is_same_v<T, int8_t>) {
+                const SlotParams<T> params = layer.params(block, h, slot);
+                put(rotated, dim, params.key_scale, key);
+                put(from, dim, params.value_scale, value);
+            } else {
+                put(rotated, dim, key);
+                put(from, dim, value);
+            }
+        }
+    }
+
+    // The keys of a block are quantised when it becomes full; until then they lie in the row's tail.
+    void place_open_kv(const Row& row, int64_t h) const {
+        const int64_t dim = layer.head_dim, size = layer.block_size;
+        thread_local std::vector<bf16> keys;
+        keys.resize(size * dim);
+        for (int64_t at = row.start; at < row.end;) {
+            const int32_t block = row.table.blocks[at / size];
+            const int64_t begin = at % size, end = std::min(size, begin + row.end - at), token = row.first + at - row.start;
+            bf16* tail = begin || end < size ? layer.tail(row.table.tail, h, 0) : nullptr;
+            if (begin) std::memcpy(keys.data(), tail, begin * dim * sizeof(bf16));
+            for (int64_t slot = begin; slot < end; slot++) {
+                const int64_t t = token + slot - begin;
+                rotation(t).rotate(key_of(t, h), heads + h, keys.data() + slot * dim);
+                const SlotParams<nibbles> params = layer.params(block, h, slot);
+                put(value_of(t, h), dim, params.value_scale, params.value_zero,
+                    layer.key(block, h, slot) + layer.value_offset);
+            }
+            if (end < size)
+                std::memcpy(tail + begin * dim, keys.data() + begin * dim, (end - begin) * dim * sizeof(bf16));
+            else
+                close(block, h, keys.data());
+            at += end - begin;
+        }
+    }
+
+private:
+    void close(int32_t block, int64_t h, const bf16* keys) const {
+        const int64_t dim = layer.head_dim, size = layer.block_size, second = dim / 2;
+        const SlotParams<nibbles> params = layer.params(block, h, 0);
+        thread_local std::vector<float> columns;  // [head_dim, slots]
+        columns.resize(dim * size);
+        for (int64_t s = 0; s < size; s++)
+            for (int64_t d = 0; d < dim; d++) columns[d * size + s] = to_float(keys[s * dim + d]);
+        nibbles* to = layer.key(block, h, 0);
+        for (int64_t d = 0; d < second; d++) {
+            const float *low = &columns[d * size], *high = &columns[(second + d) * size];
+            const Int4Range ranges[2] = {Int4Range::best(low, size), Int4Range::best(high, size)};
+            for (int i = 0; i < 2; i++) {
+                params.key_scales[d + i * second] = ranges[i].scale;
+                params.key_zeros[d + i * second] = int8_t(ranges[i].zero);
+            }
+            for (int64_t s = 0; s < size; s++)
+                to[s * second + d].bits = packed(ranges[0].element(low[s]), ranges[1].element(high[s]));
         }
     }
 };
@@ -96,12 +217,20 @@ void place(void* pool, const PoolSizes& sizes, int64_t layer, int64_t num_rows, 
            void* query, int threads) {
     const Placement<T> placement{PagedLayer<T>(pool, sizes, layer), sizes.heads, qkv, cos, sin, norm, epsilon,
                                  static_cast<Number<T>*>(query)};
-    for (int64_t i = 0, first = 0; i < num_rows; i++, spans += 3) {
-        const int64_t start = spans[0], count = spans[1] - start;
-        const int32_t* table = tables + spans[2];
+    for (int64_t i = 0, first = 0; i < num_rows; i++, spans += kRowSpan) {
+        const Row row = read_row(spans, tables, first, sizes.block_size);
+        const int64_t count = row.end - row.start;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && count >= kTokensWorthThreads)
-        for (int64_t t = 0; t < count; t++)
-            placement.place(first + t, table[(start + t) / sizes.block_size], (start + t) % sizes.block_size);
+        for (int64_t t = 0; t < count; t++) {
+            placement.place_query(first + t);
+            const int64_t at = row.start + t;
+            if constexpr (!std::is_same_v<T, nibbles>)
+                placement.place_kv(first + t, row.table.blocks[at / sizes.block_size], at % sizes.block_size);
+        }
+        if constexpr (std::is_same_v<T, nibbles>) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && count >= kTokensWorthThreads)
+            for (int64_t h = 0; h < sizes.kv_heads; h++) placement.place_open_kv(row, h);
+        }
         first += count;
     }
 }

@@ -19,7 +19,7 @@ _POINTER, _INT64, _INT32, _FLOAT = (
     ctypes.c_int32,
     ctypes.c_float,
 )
-# pool, is_bfloat16, sizes, layer, rows, spans, tables
+# pool, kind, sizes, layer, rows, spans, tables
 _PAGED = [_POINTER, _INT32, _POINTER, _INT64, _INT64, _POINTER, _POINTER]
 _SIGNATURES = {
     "attention": [*_PAGED, _POINTER, _POINTER, _FLOAT, _INT64, _FLOAT, _INT32],
@@ -28,10 +28,11 @@ _SIGNATURES = {
     "linear": [
         _POINTER, _INT64, _INT64, _POINTER, _INT64, _POINTER, _INT32, _POINTER, _INT32,
     ],
-    # decoder, pool, is_bfloat16, sizes, rows, spans, tables, tokens, residual, rotations, threads
+    # decoder, pool, kind, sizes, rows, spans, tables, tokens, residual, rotations, wanted, their
+    # number, threads
     "decoder": [
         _POINTER, _POINTER, _INT32, _POINTER, _INT64, _POINTER, _POINTER, _INT64, _POINTER,
-        _POINTER, _INT32,
+        _POINTER, _POINTER, _INT64, _INT32,
     ],
 }  # fmt: skip
 
@@ -47,7 +48,8 @@ class Library:
         functions = ctypes.CDLL(str(path))
         for name, parameters in _SIGNATURES.items():
             function = getattr(functions, f"kvmesh_{name}")
-            function.argtypes, function.restype = parameters, None
+            function.argtypes = parameters
+            function.restype = _INT32 if name == "decoder" else None
         self.attention = functions.kvmesh_attention
         self.place = functions.kvmesh_place
         self.rms_norm = functions.kvmesh_rms_norm

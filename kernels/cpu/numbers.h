@@ -22,6 +22,11 @@ struct e4m3 {
 };
 constexpr float kE4m3Highest = 448.0f;
 
+// Two unsigned numbers of four bits.
+struct nibbles {
+    uint8_t bits;
+};
+
 inline uint32_t bits_of(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);

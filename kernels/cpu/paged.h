@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "lanes.h"
 
 namespace kvmesh {
 
-enum KvKind : int32_t { kKvFloat32 = 0, kKvBfloat16 = 1, kKvFp8 = 2, kKvInt8 = 3 };
+enum KvKind : int32_t { kKvFloat32 = 0, kKvBfloat16 = 1, kKvFp8 = 2, kKvInt8 = 3, kKvInt4 = 4 };
 
 // Calls `run` with an element of `kind`.
 template <typename Run>
@@ -17,52 +18,111 @@ inline void with_kind(int32_t kind, Run run) {
         case kKvFloat32: return run(float{});
         case kKvBfloat16: return run(bf16{});
         case kKvFp8: return run(e4m3{});
-        default: return run(int8_t{});
+        case kKvInt8: return run(int8_t{});
+        default: return run(nibbles{});
     }
 }
 
-// What the pool's blocks are made of, as Python describes them.
+// What the pool's blocks are made of, as Python describes them: see kv_layout.py, kv_int4.py.
 struct PoolSizes {
     int64_t layers, heads, kv_heads, block_size, head_dim;
     int64_t block_bytes;
-    int64_t scales_at;         // where the scales of int8 begin in a block, bytes
-    const float* head_scales;  // of fp8, [layers, 2, kv_heads], or null
+    int64_t scales_at, zeros_at;  // in a block, bytes
+    const float* head_scales;     // of fp8, [layers, 2, kv_heads], or null
+    const float* centres;         // [layers, kv_heads, head_dim], taken from keys, or null
+    bf16* tails;                  // of int4, [slots, layers, kv_heads, block_size, head_dim], or null
 };
-static_assert(sizeof(PoolSizes) == 8 * sizeof(int64_t));
+static_assert(sizeof(PoolSizes) == 11 * sizeof(int64_t));
 
-// One layer of a pool whose blocks hold elements [layers, 2, kv_heads, block_size, head_dim], then scales
-// [layers, 2, kv_heads, block_size].
+// The blocks of a row. The keys of an int4 pool from position `open_from` on are in a tail.
+struct BlockTable {
+    const int32_t* blocks;
+    int64_t open_from, tail;
+};
+
+// What a stored key and value need to become numbers.
+template <typename T>
+struct SlotParams {};
+
+template <>
+struct SlotParams<int8_t> {
+    half *key_scale, *value_scale;
+};
+
+template <>
+struct SlotParams<nibbles> {
+    half* key_scales;     // [head_dim]
+    int8_t* key_zeros;    // [head_dim]
+    half* value_scale;
+    int8_t* value_zero;
+};
+
+// One layer of a pool whose blocks hold elements [layers, 2, kv_heads, block_size, head_dim], then scales.
 template <typename T>
 struct PagedLayer {
-    const char *keys, *scales;  // of block 0
-    const float* head_scales;   // [2, kv_heads]
-    int64_t block_bytes;
-    int64_t value_offset, head_stride, value_scale_offset;  // elements
-    int64_t block_size, head_dim, kv_heads;
+    char* blocks;
+    PoolSizes sizes;
+    int64_t layer, block_size, head_dim, kv_heads;
+    int64_t vector_size, head_stride, value_offset;  // stored elements
 
-    PagedLayer(const void* pool, const PoolSizes& sizes, int64_t layer)
-        : block_bytes(sizes.block_bytes), head_stride(sizes.block_size * sizes.head_dim),
-          value_scale_offset(sizes.kv_heads * sizes.block_size), block_size(sizes.block_size),
-          head_dim(sizes.head_dim), kv_heads(sizes.kv_heads) {
-        value_offset = kv_heads * head_stride;
-        keys = static_cast<const char*>(pool) + layer * 2 * value_offset * int64_t(sizeof(T));
-        scales = static_cast<const char*>(pool) + sizes.scales_at + layer * 2 * value_scale_offset * int64_t(sizeof(half));
-        head_scales = sizes.head_scales ? sizes.head_scales + layer * 2 * kv_heads : nullptr;
+    PagedLayer(void* pool, const PoolSizes& sizes, int64_t layer)
+        : blocks(static_cast<char*>(pool)), sizes(sizes), layer(layer), block_size(sizes.block_size),
+          head_dim(sizes.head_dim), kv_heads(sizes.kv_heads),
+          vector_size(std::is_same_v<T, nibbles> ? head_dim / 2 : head_dim), head_stride(block_size * vector_size),
+          value_offset(kv_heads * head_stride) {}
+
+    T* key(int32_t block, int64_t head, int64_t slot) const {
+        return at<T>(block, 0) + 2 * layer * value_offset + head * head_stride + slot * vector_size;
+    }
+    // Of fp8, for keys and values.
+    const float* head_scale(int64_t head) const { return sizes.head_scales + 2 * layer * kv_heads + head; }
+
+    const float* centre(int64_t head) const {
+        return sizes.centres ? sizes.centres + (layer * kv_heads + head) * head_dim : nullptr;
     }
 
-    const T* key(int32_t block, int64_t head, int64_t slot) const {
-        return reinterpret_cast<const T*>(keys + block * block_bytes) + head * head_stride + slot * head_dim;
+    bf16* tail(int64_t tail, int64_t head, int64_t slot) const {
+        return sizes.tails + (((tail * sizes.layers + layer) * kv_heads + head) * block_size + slot) * head_dim;
     }
-    const half* key_scale(int32_t block, int64_t head, int64_t slot) const {
-        return reinterpret_cast<const half*>(scales + block * block_bytes) + head * block_size + slot;
+
+    SlotParams<T> params([[maybe_unused]] int32_t block, [[maybe_unused]] int64_t head,
+                         [[maybe_unused]] int64_t slot) const {
+        const int64_t vector = head * block_size + slot;
+        if constexpr (std::is_same_v<T, int8_t>) {
+            half* scales = at<half>(block, sizes.scales_at) + 2 * layer * kv_heads * block_size + vector;
+            return {scales, scales + kv_heads * block_size};
+        } else if constexpr (std::is_same_v<T, nibbles>) {
+            const int64_t keys = layer * kv_heads * (head_dim + block_size) + head * head_dim;
+            const int64_t value = layer * kv_heads * (head_dim + block_size) + kv_heads * head_dim + vector;
+            half* scales = at<half>(block, sizes.scales_at);
+            int8_t* zeros = at<int8_t>(block, sizes.zeros_at);
+            return {scales + keys, zeros + keys, scales + value, zeros + value};
+        } else {
+            return {};
+        }
+    }
+
+private:
+    template <typename Part>
+    Part* at(int32_t block, int64_t offset) const {
+        return reinterpret_cast<Part*>(blocks + block * sizes.block_bytes + offset);
     }
 };
 
 // New tokens of one sequence: queries `first`.. of the step, at positions [start, end).
 struct Row {
     int64_t first, start, end;
-    const int32_t* table;
+    BlockTable table;
 };
+
+constexpr int64_t kRowSpan = 4;  // numbers a row in `spans`
+
+// A row out of `spans` [rows, 4]: the positions start and end of its new tokens, where its block table
+// begins in `tables`, and its tail or −1.
+inline Row read_row(const int64_t* span, const int32_t* tables, int64_t first, int64_t block_size) {
+    const int64_t open_from = span[3] < 0 ? INT64_MAX : span[1] / block_size * block_size;
+    return {first, span[0], span[1], {tables + span[2], open_from, span[3]}};
+}
 
 // Scores are kept in base two: weights are powers of two, one product cheaper than those of e.
 struct Scoring {

@@ -20,7 +20,7 @@ struct QueryTile {
     int group;             // query heads of the KV head, side by side
     int64_t start, end;    // positions of the queries
     int64_t head;          // KV head
-    const int32_t* table;
+    BlockTable table;
 
     int columns() const { return int(end - start) * group; }
     int padded_columns() const { return int(ceil_div(columns(), 16) * 16); }
@@ -209,11 +209,11 @@ inline void prefill_with(const PagedLayer<T>& layer, const Scoring& scoring, con
         const int padded = int(ceil_div(count, Products::kKeys) * Products::kKeys);
         const ChunkSlots<T> slots(layer, tile.table, chunk, count, tile.head);
         if constexpr (scaled) s.scales.load(layer, slots, tile.head);
-        Products::score(layer, keys.read(slots, 0, 0, count), count, columns, s);
+        Products::score(layer, keys.keys(slots, 0, count), count, columns, s);
         const bool raised = score_columns<scaled>(scoring, chunk, count, padded, columns, all_seen, s);
         weigh_columns<Products, scaled>(padded, columns, s);
         if (raised) shrink_sums(columns, dim, s);
-        Products::add(layer, values.read(slots, layer.value_offset, 0, count), count, columns, s);
+        Products::add(layer, values.values(slots, layer.value_offset, 0, count), count, columns, s);
     }
     Products::write(tile, dim, s);
 }

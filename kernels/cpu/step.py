@@ -12,7 +12,7 @@ from kernels.decoder_layer import Rotation
 from kernels.kv_pool import KvPool
 
 MAX_HEAD_DIM = 512  # the scratch memory in C++ is sized for these two
-KINDS = {"float32": 0, "bfloat16": 1, "fp8": 2, "int8": 3}  # of a pool; see paged.h
+KINDS = {"float32": 0, "bfloat16": 1, "fp8": 2, "int8": 3, "int4": 4}  # of a pool; see paged.h
 MAX_GROUP = 128  # query heads a KV head
 NO_WINDOW = 1 << 62
 
@@ -34,7 +34,7 @@ class CpuStep:
         row_spans = array("q")
         tables = array("i")
         for row in rows:
-            row_spans.extend((row.start, row.end, len(tables)))
+            row_spans.extend((row.start, row.end, len(tables), row.tail))
             tables.extend(row.block_table)
         self._library = library
         self._pool = pool
@@ -88,13 +88,20 @@ class CpuStep:
         )  # fmt: skip
         return out
 
-    def decode(self, decoder: int, residual: torch.Tensor, rotations: Sequence[Rotation]) -> None:
+    def decode(
+        self,
+        decoder: int,
+        residual: torch.Tensor,
+        rotations: Sequence[Rotation],
+        wanted: torch.Tensor,
+    ) -> torch.Tensor:
         """`Decoder.run` for the described `decoder` at that address (see decoder.py)."""
         addresses = array("Q", [part.data_ptr() for pair in rotations for part in pair])
-        self._library.decoder(
+        narrowed = self._library.decoder(
             decoder, *self._before, *self._after, residual.shape[0], residual.data_ptr(),
-            addresses.buffer_info()[0], self._threads,
+            addresses.buffer_info()[0], wanted.data_ptr(), len(wanted), self._threads,
         )  # fmt: skip
+        return residual[: len(wanted)] if narrowed else residual[wanted]
 
 
 def product_dtype(pool: KvPool) -> torch.dtype:
@@ -106,7 +113,10 @@ def _sizes(pool: KvPool, num_heads: int) -> tuple[int, ...]:
     """PoolSizes of paged.h."""
     layout = pool.layout
     head_scales = 0 if pool.head_scales is None else pool.head_scales.data_ptr()
+    centres = 0 if pool.centres is None else pool.centres.data_ptr()
+    tails = 0 if pool.int4 is None else pool.int4.tails.data_ptr()
     return (
         layout.num_layers, num_heads, layout.num_kv_heads, layout.block_size, layout.head_dim,
-        layout.bytes_per_block, layout.element_bytes, head_scales,
+        layout.bytes_per_block, layout.element_bytes, layout.zeros_at, head_scales, centres,
+        tails,
     )  # fmt: skip

@@ -115,6 +115,28 @@ def test_no_feature_changes_a_token_of_a_quantised_cache(directory, kv_cache_dty
     assert node.counters.preemptions > 0
 
 
+def test_an_int4_cache_ends_every_request_under_pressure(directory):
+    """Tokens may change: blocks that are copied down before they are full are quantised twice."""
+    flags = {"block_size": BLOCK, "num_blocks": AMPLE + 1, "kv_cache_dtype": "int4"}
+    executor = with_cpu_pool(make_executor(directory, **flags))
+    plain, _ = run(executor, 0.0, 4, **PLAIN)
+    node = MockNode(
+        TIGHT,
+        BLOCK,
+        CPU,
+        max_num_batched_tokens=16,
+        preemption=PreemptionMode.SWAP,
+        executor=executor,
+    )
+    for prompt in prompts():
+        node.submit(prompt, NEW_TOKENS, n=4, temperature=0.8, seed=5, ignore_eos=True)
+    node.run()
+    assert {len(each.output) for each in node.finished.values()} == {NEW_TOKENS}
+    assert len(node.finished) == len(plain) == 4 * len(prompts())
+    assert node.counters.preempted_by_swap > 0
+    assert node.memory.loads.loaded_blocks > 0
+
+
 def test_other_seeds_and_samples_differ(reference):
     sampled = reference[0.8, 4]
     assert len({tuple(sampled[0, sample]) for sample in range(4)}) == 4

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kernels.attention import AttentionParams
@@ -12,7 +12,7 @@ from kernels.torch_step import TorchStep
 from tests.kernels.cpu_libraries import every_architecture, library
 from tests.kernels.pools import DTYPES, empty_pool, fill, numbers_of, pool_of
 
-TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "fp8": 2e-2, "int8": 2e-2}
+TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "fp8": 2e-2, "int8": 2e-2, "int4": 2e-2}
 LAYERS, GUARD = 2, 512
 NAN = float("nan")
 POISON = 255  # as bytes: a NaN in float32, bfloat16 and e4m3
@@ -22,6 +22,8 @@ POISON = 255  # as bytes: a NaN in float32, bfloat16 and e4m3
 def cases(draw):
     """Rows of any kind in any order over a pool of any shape, and how they attend."""
     block_size = draw(st.sampled_from([1, 3, 8, 16, 32, 48, 128]))
+    dtype = draw(st.sampled_from(DTYPES))
+    head_dims = [8, 33, 64, 80, 96, 128, 256]
     rows = []
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.sampled_from([0, 5, 15, 63, 64, 200, 700]))
@@ -33,10 +35,10 @@ def cases(draw):
         "spans": rows,
         "kv_heads": draw(st.sampled_from([1, 2, 3])),
         "group": draw(st.sampled_from([1, 2, 3, 4, 7, 9, 20])),
-        "head_dim": draw(st.sampled_from([8, 33, 64, 80, 96, 128, 256])),
+        "head_dim": draw(st.sampled_from([d for d in head_dims if dtype != "int4" or d % 2 == 0])),
         "window": draw(st.sampled_from([None, None, 1, 9, 100])),
         "softcap": draw(st.sampled_from([None, None, 2.0, 50.0])),
-        "dtype": draw(st.sampled_from(DTYPES)),
+        "dtype": dtype,
         "threads": draw(st.sampled_from([1, 1, 2, 3])),
         "seed": draw(st.integers(0, 2**31)),
     }
@@ -54,12 +56,36 @@ def poison_unused(pool, rows):
     has one.
     """
     block_size = pool.layout.block_size
+    if pool.int4 is not None:
+        poison_unused_int4(pool, rows)
+        return
     parts = [pool.elements.view(torch.uint8)] + ([pool.scales] if pool.scales is not None else [])
     for part in parts:
         part[0] = POISON if part.dtype == torch.uint8 else NAN
         for row in rows:
             used = row.end - (len(row.block_table) - 1) * block_size
             part[row.block_table[-1], :, :, :, used:] = POISON if part.dtype == torch.uint8 else NAN
+
+
+def poison_unused_int4(pool, rows):
+    """The keys of an open block are nowhere but in its tail."""
+    pool.raw[0] = POISON
+    for row in rows:
+        used = row.end % pool.layout.block_size
+        if used:
+            pool.int4.key_scales[row.block_table[-1]] = NAN
+            pool.int4.value_scales[row.block_table[-1], :, :, used:] = NAN
+            pool.int4.tails[row.tail, :, :, used:] = NAN
+
+
+def with_tails(rows, pool, numbers, generator):
+    """The rows with tails of random keys, which `numbers` gets as well."""
+    pool.int4.tails.copy_(torch.randn(pool.int4.tails.shape, generator=generator))
+    for i, row in enumerate(rows):
+        used = row.end % pool.layout.block_size
+        if used:
+            numbers[row.block_table[-1], :, 0, :, :used] = pool.int4.tails[i, :, :, :used].float()
+    return [row._replace(tail=i) for i, row in enumerate(rows)]
 
 
 def attend_between_guards(step, query, params):
@@ -79,16 +105,18 @@ def test_attention_is_the_reference_and_reads_no_slot_that_holds_no_token(archit
     rows = make_rows(case["spans"], generator)
     blocks = 1 + sum(len(row.block_table) for row in rows)
     shape = (blocks, LAYERS, 2, case["kv_heads"], case["block_size"], case["head_dim"])
-    pool = empty_pool(shape, case["dtype"])
+    pool = empty_pool(shape, case["dtype"], len(rows))
     fill(pool, torch.randn(shape, generator=generator))
+    numbers = numbers_of(pool)
+    if pool.int4 is not None:
+        rows = with_tails(rows, pool, numbers, generator)
     num_heads = case["kv_heads"] * case["group"]
     tokens = sum(row.end - row.start for row in rows)
     query = torch.randn((tokens, num_heads, case["head_dim"]), generator=generator)
     query = query.to(product_dtype(pool))
     params = AttentionParams(case["head_dim"] ** -0.5, case["window"], case["softcap"])
     # In float32: the reference rounds at other places in bfloat16.
-    numbers = pool_of(numbers_of(pool))
-    reference = TorchStep(numbers, num_heads, rows, torch.float32, [case["window"]])
+    reference = TorchStep(pool_of(numbers), num_heads, rows, torch.float32, [case["window"]])
     expected = reference.attend(1, query.float(), params)
     poison_unused(pool, rows)
     step = CpuStep(library(architecture), pool, num_heads, rows, threads=case["threads"])
@@ -104,6 +132,7 @@ def test_placing_is_the_reference_and_writes_no_other_slot(architecture, case, n
     generator = torch.Generator().manual_seed(case["seed"])
     rows = make_rows(case["spans"], generator)
     blocks = 1 + sum(len(row.block_table) for row in rows)
+    assume(case["dtype"] != "int4")  # has a test of its own
     head_dim = case["head_dim"] // 2 * 2
     shape = (blocks, LAYERS, 2, case["kv_heads"], case["block_size"], head_dim)
     pools = [empty_pool(shape, case["dtype"]) for _ in range(2)]
@@ -131,7 +160,7 @@ def test_placing_is_the_reference_and_writes_no_other_slot(architecture, case, n
         written = [w / torch.where(steps > 0, steps, 1.0) for w in written]
         tolerance = {"rtol": 1e-2, "atol": 1.1}
     torch.testing.assert_close(written[1], written[0], equal_nan=True, **tolerance)
-    padding = pools[0].layout.element_bytes + pools[0].layout.scale_bytes
+    padding = pools[0].layout.zeros_at
     assert (pools[1].raw[:, padding:] == POISON).all()
 
 

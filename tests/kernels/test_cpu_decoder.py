@@ -63,16 +63,17 @@ def rotation(frequency):
     return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
 
 
-def run(make_decoder, layers, architecture, activation):
-    """The residual stream and the pool after one step of `ROWS`."""
+def run(make_decoder, layers, architecture, activation, wanted=None):
+    """The wanted rows of the residual stream, and the pool, after one step of `ROWS`."""
     draw = torch.Generator().manual_seed(9)
     shape = (10, 3, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
     pool = pool_of(torch.randn(shape, generator=draw).bfloat16())
     residual = torch.randn((TOKENS, HIDDEN), generator=draw)
     decoder = make_decoder(layers, DecoderParams(1e-5, activation, torch.bfloat16))
     step = CpuStep(library(architecture), pool, HEADS, ROWS, threads=2)
-    decoder.run(residual, [rotation(0.5), rotation(0.3)], step)
-    return residual, pool.elements
+    wanted = torch.arange(TOKENS) if wanted is None else torch.tensor(wanted, dtype=torch.int64)
+    found = decoder.run(residual, [rotation(0.5), rotation(0.3)], step, wanted)
+    return found, pool.elements
 
 
 @every_architecture
@@ -83,6 +84,19 @@ def test_one_call_is_the_kernels_one_by_one(architecture, gemma, activation):
     assert CpuDecoder.computes(layers)
     expected, written = run(LayerwiseDecoder, layers, architecture, activation)
     found, pool = run(CpuDecoder, layers, architecture, activation)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(pool, written, rtol=2e-2, atol=2e-2)
+
+
+@every_architecture
+@pytest.mark.parametrize(
+    "wanted", [[], [20], [20, 24, 25, 26], [24, 26], [3, 24], [24, 20], [26, 26]]
+)
+def test_what_is_not_wanted_changes_nothing(architecture, wanted):
+    """Last tokens of rows, in order, are computed alone in the last layer; others are not."""
+    layers = make_layers(architecture, gemma=True)
+    expected, written = run(LayerwiseDecoder, layers, architecture, "silu", wanted)
+    found, pool = run(CpuDecoder, layers, architecture, "silu", wanted)
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(pool, written, rtol=2e-2, atol=2e-2)
 

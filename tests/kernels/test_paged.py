@@ -11,7 +11,6 @@ from kernels.attention import AttentionParams, paged_attention
 from kernels.attention_mask import QUERY_TILE
 from kernels.attention_plan import AttentionRow, plan_attention
 from kernels.block_copy import copy_blocks, copy_speed
-from kernels.kv_pool import kv_slots
 from tests.kernels.pools import pool_of
 
 LAYERS, KV_HEADS, HEADS, HEAD_DIM = 2, 2, 6, 8
@@ -119,7 +118,8 @@ def test_a_write_reaches_its_slots_and_no_other(block_size):
     tables = [[7, 3, 9, 4, *range(10, 25)], [2, 28, *range(10, 25)]]
     spans = [(2, 13), (0, 1)]
     kv = torch.randn(12, 2, KV_HEADS, HEAD_DIM)
-    pool.write(1, kv_slots(block_size, tables, spans), kv)
+    rows = [AttentionRow(*span, table) for span, table in zip(spans, tables, strict=True)]
+    pool.write_rows(1, rows, kv)
     token = 0
     for table, (start, end) in zip(tables, spans, strict=True):
         for position in range(start, end):

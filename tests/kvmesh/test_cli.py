@@ -39,6 +39,7 @@ def test_the_commands_are_these():
         "bench engine",
         "bench kernels",
         "bench memory",
+        "bench quant",
         "bench soak",
         "bench step",
         "bench ttft",
