@@ -84,10 +84,11 @@ def test_rows_that_pad_a_batch_become_zeros(splits, generator):
 def test_scores_too_large_for_exp_are_still_a_softmax(generator):
     pool = make_pool(9, 1, 16, 64, "float32", generator)
     rows = make_rows([(127, 128)], 16, generator)
-    query = 1e4 * torch.randn((1, 2, 64), generator=generator)
+    query = 100 * torch.randn((1, 2, 64), generator=generator)
     params, lengths = AttentionParams(1.0), torch.tensor([128], dtype=torch.int32)
     found = decode_attention(query, pool, LAYER, padded_tables(rows), lengths, params, 2)
-    torch.testing.assert_close(found, reference(query, pool, rows, params), rtol=2e-5, atol=2e-5)
+    # Two sums of products near 1000 differ by 1e-4 in float32, and so does the exponent of e.
+    torch.testing.assert_close(found, reference(query, pool, rows, params), rtol=2e-3, atol=2e-3)
 
 
 def test_no_rows_are_no_launch(generator):
