@@ -18,13 +18,14 @@ TO_STEP_OF_E4M3_BITS = tl.constexpr((127 + 14) << 23)
 
 
 def write_kv(pool: KvPool, layer: int, slots: torch.Tensor, kv: torch.Tensor) -> None:
-    """As `KvPool.write`, to the bit for finite numbers.
+    """As `KvPool.write`, to the bit for finite numbers; not to a pool with centres.
 
     `kv` is float32, bfloat16 or float16 [tokens, 2, kv_heads, head_dim], keys then values, each
     token's in one run; `slots` int64 [2, tokens], block and slot, each once. Tokens that only pad
     a batch name slots of the null block, which may repeat.
     """
     layout, tokens = pool.layout, kv.shape[0]
+    assert pool.centres is None, "keys are not centred here"
     assert kv.shape[1:] == (2, layout.num_kv_heads, layout.head_dim), kv.shape
     assert kv[:1].is_contiguous(), "keys and values of a token are one run"
     assert slots.shape == (2, tokens), slots.shape
