@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.kvmesh-installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-large lint protos bench soak-node clean
+.PHONY: help install demo serve test test-large lint kernels-static protos bench soak-node clean
 
 help: ## Show what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' \
@@ -45,6 +45,9 @@ lint: install ## Check style, types, import rules, and that stubs and contract f
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python protos/generate.py --check
+
+kernels-static: install ## Compile the Triton kernels for four chips and compare with the reviewed table
+	$(BIN)/python -m kernels.triton.static $(ARGS)
 
 protos: install ## Regenerate the stubs in kvmesh/v1 from protos/
 	$(BIN)/python protos/generate.py $(ARGS)

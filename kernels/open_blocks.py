@@ -10,7 +10,7 @@ from kernels.kv_int4 import Int4Planes
 
 class _Tail(NamedTuple):
     slot: int
-    count: int  # of keys
+    filled: int  # keys
 
 
 class OpenBlocks:
@@ -39,7 +39,7 @@ class OpenBlocks:
         for source, destination in copies:
             self.forget([destination])
             if source in self._tails:
-                slot, count = self._take(keep=source), self._tails[source].count
+                slot, count = self._take(keep=source), self._tails[source].filled
                 self._planes.tails[slot] = self._planes.tails[self._tails[source].slot]
                 self._tails[destination] = _Tail(slot, count)
 
@@ -71,7 +71,7 @@ class OpenBlocks:
     def _open(self, block: int, filled: int) -> int:
         """The tail of `block`, no longer in the books."""
         tail = self._tails.pop(block, None)
-        if tail is not None and tail.count >= filled:
+        if tail is not None and tail.filled >= filled:
             return tail.slot
         slot = tail.slot if tail is not None else self._take()
         self._planes.reopen(block, slot, filled)

@@ -32,12 +32,12 @@ MODEL_FLAGS = {
 ENGINE_FLAGS = {
     "kv_cache_dtype": Flag(
         "Type of cached keys and values; auto is that of the weights. fp8 and int8 hold twice the "
-        "tokens.",
+        "tokens, int4 three times.",
         MEMORY,
         choices=KV_CACHE_DTYPES,
     ),
     "kv_scale_sample": Flag(
-        "Text like yours, that the scales of fp8 are made for unless the model has its own.",
+        "Text like yours, that fp8 and int8 are calibrated on unless the model has scales.",
         MEMORY,
         default_text="a built-in one",
     ),
