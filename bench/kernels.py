@@ -25,6 +25,7 @@ from kernels.attention_plan import AttentionRow
 from kernels.cpu.library import Library, load_library
 from kernels.cpu.linear import PackedLinear
 from kernels.cpu.step import CpuStep
+from kernels.kv_int4 import tail_slots
 from kernels.kv_layout import KvLayout
 from kernels.kv_pool import KvPool
 from kernels.linear import TorchLinear
@@ -40,7 +41,7 @@ TOKENS = (1, 8, 32, 512)
 STEPS = (1, 8, 32)
 STEP_CONTEXT = 256
 
-QUANTISED = ("fp8", "int8")
+QUANTISED = ("fp8", "int8", "int4")
 QUANTISED_SHAPE = (8, 1024)
 
 READ_GOAL, TORCH_GOAL, STEP_GOAL = 0.4, 3.0, 0.7
@@ -150,11 +151,11 @@ def _filled_pool(dtype: str, batch: int, context: int) -> tuple[KvPool, torch.Te
     width = context // BLOCK_SIZE
     layout = KvLayout(LAYERS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, dtype)
     scales = torch.full((LAYERS, 2, KV_HEADS), 0.01) if dtype == "fp8" else None
-    pool = KvPool.zeros(layout, batch * width + 1, scales)
-    blocks = torch.arange(batch * width + 1)
-    slots = torch.cartesian_prod(blocks, torch.arange(BLOCK_SIZE)).T
+    tails = tail_slots(layout, 1, torch.bfloat16) if dtype == "int4" else None
+    pool = KvPool.zeros(layout, batch * width + 1, scales, tails)
+    rows = [AttentionRow(0, BLOCK_SIZE, [block]) for block in range(batch * width + 1)]
     for layer in range(LAYERS):
-        pool.write(layer, slots, torch.randn(slots.shape[1], 2, KV_HEADS, HEAD_DIM))
+        pool.write_rows(layer, rows, torch.randn(len(rows) * BLOCK_SIZE, 2, KV_HEADS, HEAD_DIM))
     return pool, (torch.randperm(batch * width) + 1).view(batch, width)
 
 

@@ -114,33 +114,56 @@ inline void widen(const e4m3* from, int64_t size, bf16* to) {
     for (; d < size; d++) store(to[d], to_float(from[d]));
 }
 
-// Four bits and a zero, for each element its own or one for all; with a scale for each, or none.
-template <bool is_key>
-inline void widen(const nibbles* from, int64_t size, const half* scales, const int8_t* zeros, bf16* to) {
+// Values of four bits, their zero added.
+inline void widen(const nibbles* from, int64_t size, int8_t zero, bf16* to) {
     const int64_t second = size / 2;
     int64_t d = 0;
 #if defined(__AVX512BF16__)
-    const auto number = [&](__m512i element, int64_t at) {
-        if (!is_key) return _mm512_cvtepi32_ps(_mm512_add_epi32(element, _mm512_set1_epi32(*zeros)));
-        const __m512i zero = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(zeros + at)));
-        const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(scales + at)));
-        return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(element, zero)), scale);
-    };
+    const __m512i zeros = _mm512_set1_epi32(zero);
     for (; d + 16 <= second; d += 16) {
         const __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(from + d)));
-        const __m512 low = number(_mm512_and_si512(both, _mm512_set1_epi32(15)), d);
-        const __m512 high = number(_mm512_srli_epi32(both, 4), second + d);
-        store(to + d, (Lanes)low);
-        store(to + second + d, (Lanes)high);
+        const __m512i low = _mm512_and_si512(both, _mm512_set1_epi32(15)), high = _mm512_srli_epi32(both, 4);
+        store(to + d, (Lanes)_mm512_cvtepi32_ps(_mm512_add_epi32(low, zeros)));
+        store(to + second + d, (Lanes)_mm512_cvtepi32_ps(_mm512_add_epi32(high, zeros)));
     }
 #endif
-    const auto plain = [&](int element, int64_t at) {
-        const float sum = float(element + zeros[is_key ? at : 0]);
-        store(to[at], is_key ? sum * to_float(scales[at]) : sum);
-    };
     for (; d < second; d++) {
-        plain(from[d].bits & 15, d);
-        plain(from[d].bits >> 4, second + d);
+        store(to[d], float((from[d].bits & 15) + zero));
+        store(to[second + d], float((from[d].bits >> 4) + zero));
+    }
+}
+
+// `count` keys of one block, whose channels have a scale and a zero each.
+inline void widen(const nibbles* const* from, int count, int64_t size, const SlotParams<nibbles>& params,
+                  bf16* const* to) {
+    const int64_t second = size / 2;
+    int64_t d = 0;
+#if defined(__AVX512BF16__)
+    const auto zeros = [&](int64_t at) {
+        return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(params.key_zeros + at)));
+    };
+    const auto scales = [&](int64_t at) {
+        return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(params.key_scales + at)));
+    };
+    for (; d + 16 <= second; d += 16) {
+        const __m512i low_zero = zeros(d), high_zero = zeros(second + d);
+        const __m512 low_scale = scales(d), high_scale = scales(second + d);
+        for (int i = 0; i < count; i++) {
+            const __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(from[i] + d)));
+            const __m512i low = _mm512_and_si512(both, _mm512_set1_epi32(15)), high = _mm512_srli_epi32(both, 4);
+            store(to[i] + d, (Lanes)_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(low, low_zero)), low_scale));
+            store(to[i] + second + d,
+                  (Lanes)_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(high, high_zero)), high_scale));
+        }
+    }
+#endif
+    for (; d < second; d++) {
+        const float low_scale = to_float(params.key_scales[d]), high_scale = to_float(params.key_scales[second + d]);
+        for (int i = 0; i < count; i++) {
+            const uint8_t both = from[i][d].bits;
+            store(to[i][d], float((both & 15) + params.key_zeros[d]) * low_scale);
+            store(to[i][second + d], float((both >> 4) + params.key_zeros[second + d]) * high_scale);
+        }
     }
 }
 
@@ -166,17 +189,12 @@ public:
     }
 
     Rows<Number<T>> keys(const ChunkSlots<T>& slots, int first, int last) {
-        if constexpr (!kQuantised<T>) return {slots.keys, 0};
-        for (int i = first; i < last; i++) {
-            if constexpr (std::is_same_v<T, nibbles>) {
-                const SlotParams<T>& params = slots.params[i];
-                if (slots.open[i])
-                    std::memcpy(rows_[i], slots.open[i], dim_ * sizeof(bf16));
-                else
-                    widen<true>(slots.keys[i], dim_, params.key_scales, params.key_zeros, rows_[i]);
-            } else if constexpr (kQuantised<T>) {
-                widen(slots.keys[i], dim_, rows_[i]);
-            }
+        if constexpr (std::is_same_v<T, nibbles>) {
+            for (int i = first; i < last;) i += widen_some(slots, i, last);
+        } else if constexpr (kQuantised<T>) {
+            for (int i = first; i < last; i++) widen(slots.keys[i], dim_, rows_[i]);
+        } else {
+            return {slots.keys, 0};
         }
         return {rows_, 0};
     }
@@ -186,7 +204,7 @@ public:
         if constexpr (!kQuantised<T>) return {slots.keys, offset};
         for (int i = first; i < last; i++) {
             if constexpr (std::is_same_v<T, nibbles>)
-                widen<false>(slots.keys[i] + offset, dim_, nullptr, slots.params[i].value_zero, rows_[i]);
+                widen(slots.keys[i] + offset, dim_, *slots.params[i].value_zero, rows_[i]);
             else if constexpr (kQuantised<T>)
                 widen(slots.keys[i] + offset, dim_, rows_[i]);
         }
@@ -194,6 +212,18 @@ public:
     }
 
 private:
+    // The keys from `first` on that lie in one block, or one from a tail; returns how many.
+    int widen_some(const ChunkSlots<nibbles>& slots, int first, int last) {
+        if (slots.open[first]) {
+            std::memcpy(rows_[first], slots.open[first], dim_ * sizeof(bf16));
+            return 1;
+        }
+        int end = first + 1;
+        while (end < last && slots.params[end].key_scales == slots.params[first].key_scales && !slots.open[end]) end++;
+        widen(slots.keys + first, end - first, dim_, slots.params[first], rows_ + first);
+        return end - first;
+    }
+
     int64_t dim_;
     std::vector<Number<T>> memory_;
     Number<T>* rows_[kQuantised<T> ? kChunk : 1];

@@ -109,6 +109,7 @@ def _draw(result: "QuantResult", path: Path) -> None:
             row.dtype, (row.capacity, 100 * row.change.value), xytext=(8, 4),
             textcoords="offset points",
         )  # fmt: skip
+    axes.margins(x=0.12, y=0.1)
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.set(
         xlabel="tokens in the same bytes, over auto",
