@@ -19,7 +19,7 @@ TOKENIZER_FILES = (
 
 
 class Tokenizer:
-    """Immutable after construction; safe to use from several threads.
+    """Means the same for ever, and is safe to use from several threads.
 
     Built from the files' contents by name, since a router receives them from a node. Only
     tokenizer.json is required.
@@ -38,6 +38,7 @@ class Tokenizer:
         }
         self._template = _read_template(files, config)
         self._generation = _read_json(files, "generation_config.json")
+        self._bytes: dict[int, bytes] = {}  # of tokens that were asked for
         self.byte_level = _decodes_bytes(files["tokenizer.json"])
         self.special_ids = frozenset(
             index
@@ -87,7 +88,16 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token of a byte-level vocabulary stands for; empty for an id that is not
         in it.
+
+        Remembered: beside a model, whose weights leave nothing in the caches, making them anew for
+        32 tokens took 5 of the 7 ms that a step spends around the model.
         """
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = self._make_bytes(token_id)
+        return found
+
+    def _make_bytes(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
