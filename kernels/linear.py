@@ -1,4 +1,6 @@
-"""Linear layers for inference, their weights laid out for the CPU, and what follows them."""
+"""Linear layers for inference, their weights laid out for the CPU they are on, and what follows
+them.
+"""
 
 from typing import Protocol
 
@@ -34,7 +36,7 @@ def make_linear(
     weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False
 ) -> Linear:
     """`weight` is [outputs, inputs], `bias` [outputs]. Where the weight is packed it is a copy."""
-    library = load_library()
+    library = load_library() if weight.device.type == "cpu" else None
     if library is not None and weight.dtype == torch.bfloat16:
         return PackedLinear(library, weight, bias, gated=gated)
     return TorchLinear(weight, bias)
@@ -47,7 +49,11 @@ class TorchLinear:
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        packs = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        packs = (
+            weight.device.type == "cpu"
+            and weight.dtype == torch.bfloat16
+            and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        )
         reorder = torch.ops.mkldnn._reorder_linear_weight
         self._packed = reorder(weight, TOKENS_HINT) if packs else None
         self._weight = weight

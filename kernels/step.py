@@ -53,6 +53,10 @@ def plan_step(
     flattened tokens; `dtype`, float32 or bfloat16, is that of queries and results; `windows` are
     those that layers will ask for.
     """
+    if pool.raw.device.type == "cuda":
+        from kernels.triton.step import TritonStep
+
+        return TritonStep.of(pool, num_heads, rows, dtype, windows)
     library = load_library()
     if library is not None and CpuStep.computes(pool, num_heads, dtype):
         return CpuStep(library, pool, num_heads, rows)

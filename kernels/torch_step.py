@@ -37,21 +37,37 @@ class TorchStep:
         norm: torch.Tensor | None,
         epsilon: float,
     ) -> torch.Tensor:
-        layout, count = self._pool.layout, self._num_heads
-        heads = qkv.view(len(qkv), -1, layout.head_dim)
-        rotated = heads[:, : count + layout.num_kv_heads]
-        if norm is not None:
-            rotated.mul_(inverse_rms(rotated, epsilon)).mul_(norm)
-        rotate_(rotated, cos, sin)
-        kv = heads[:, count:].view(len(qkv), 2, layout.num_kv_heads, layout.head_dim)
+        query, kv = rotated_heads(qkv, self._num_heads, self._pool, cos, sin, norm, epsilon)
         if self._slots is None:
             self._pool.write_rows(layer, self._rows, kv)
         else:
             self._pool.write(layer, self._slots, kv)
-        return heads[:, :count].to(self._dtype)
+        return query.to(self._dtype)
 
     def attend(self, layer: int, query: torch.Tensor, params: AttentionParams) -> torch.Tensor:
         return paged_attention(query, self._pool, layer, self._plan, params)
+
+
+def rotated_heads(
+    qkv: torch.Tensor,
+    num_heads: int,
+    pool: KvPool,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norm: torch.Tensor | None,
+    epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The arguments of `StepKernels.place`, normed and rotated in place: queries [tokens, heads,
+    head_dim] and what is written to the pool [tokens, 2, kv_heads, head_dim], views of `qkv`.
+    """
+    layout = pool.layout
+    heads = qkv.view(len(qkv), -1, layout.head_dim)
+    rotated = heads[:, : num_heads + layout.num_kv_heads]
+    if norm is not None:
+        rotated.mul_(inverse_rms(rotated, epsilon)).mul_(norm)
+    rotate_(rotated, cos, sin)
+    kv = heads[:, num_heads:].view(len(qkv), 2, layout.num_kv_heads, layout.head_dim)
+    return heads[:, :num_heads], kv
 
 
 def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:

@@ -15,24 +15,31 @@ class WeightLoader:
     Every method raises ValueError when a tensor is missing or has another shape.
     """
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         self._config = config
         self._checkpoint = checkpoint
         self._dtype = dtype
+        self._device = device
 
     def embedding(self) -> torch.Tensor:
         shape = (self._config.vocab_size, self._config.hidden_size)
-        return self._checkpoint.tensor("model.embed_tokens.weight", shape, self._dtype)
+        return self._tensor("model.embed_tokens.weight", shape)
 
     def head(self) -> torch.Tensor:
         shape = (self._config.vocab_size, self._config.hidden_size)
-        return self._checkpoint.tensor("lm_head.weight", shape, self._dtype)
+        return self._tensor("lm_head.weight", shape)
 
     def norm(self, name: str, size: int | None = None) -> torch.Tensor:
         """Of `size` elements, hidden_size if None."""
         shape = (size or self._config.hidden_size,)
         weight = self._checkpoint.tensor(f"{name}.weight", shape, torch.float32)
-        return weight + self._config.norm_offset
+        return (weight + self._config.norm_offset).to(self._device)
 
     def layer(self, index: int, rope: int) -> DecoderLayer:
         """The `index`th, which takes rotation `rope`."""
@@ -79,14 +86,11 @@ class WeightLoader:
         self, parts: list[tuple[str, int]], inputs: int, has_bias: bool, gated: bool = False
     ) -> Linear:
         """One linear out of several (name, outputs) that read the same input."""
-        weights = [
-            self._checkpoint.tensor(f"{name}.weight", (outputs, inputs), self._dtype)
-            for name, outputs in parts
-        ]
+        weights = [self._tensor(f"{name}.weight", (outputs, inputs)) for name, outputs in parts]
         if not has_bias:
             return make_linear(torch.cat(weights), gated=gated)
-        biases = [
-            self._checkpoint.tensor(f"{name}.bias", (outputs,), self._dtype)
-            for name, outputs in parts
-        ]
+        biases = [self._tensor(f"{name}.bias", (outputs,)) for name, outputs in parts]
         return make_linear(torch.cat(weights), torch.cat(biases), gated=gated)
+
+    def _tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return self._checkpoint.tensor(name, shape, self._dtype).to(self._device)

@@ -14,10 +14,14 @@ from kernels.linear import make_linear
 from kernels.norm import rms_norm
 from kernels.step import StepKernels
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """A flattened step: the new tokens of all its sequences, one after the other."""
+    """A flattened step: the new tokens of all its sequences, one after the other. On the model's
+    device.
+    """
 
     token_ids: torch.Tensor  # [tokens] int64
     positions: torch.Tensor  # [tokens] int64
@@ -32,21 +36,30 @@ class LlamaModel:
     families differ in is in `config`, and in the norms that a layer has or has not.
     """
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device = CPU,
+    ) -> None:
         """Raises ValueError when a tensor is missing or has another shape than `config` says."""
         self.config = config
         self.dtype = dtype
-        loader = WeightLoader(config, checkpoint, dtype)
+        self.device = device
+        loader = WeightLoader(config, checkpoint, dtype, device)
         self._embedding = make_linear(loader.embedding())
         ropes = list(dict.fromkeys(layer.rope for layer in config.layers))
-        self._frequencies = [inverse_frequencies(rope, config.head_dim) for rope in ropes]
+        self._frequencies = [
+            inverse_frequencies(rope, config.head_dim).to(device) for rope in ropes
+        ]
         layers = [loader.layer(i, ropes.index(layer.rope)) for i, layer in enumerate(config.layers)]
         params = DecoderParams(config.rms_norm_eps, config.activation, dtype)
         self._decoder = make_decoder(layers, params)
         self._norm = loader.norm("model.norm")
         # Tied, both are one copy in memory: rows are read out of the head's layout.
         self._head = self._embedding if config.tied_embeddings else make_linear(loader.head())
-        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).float()
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).float().to(device)
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Writes the new keys and values; returns logits [rows, vocab_size], float32."""
