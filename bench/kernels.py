@@ -17,7 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench.figures import Goal
 from cache_node.config import NodeConfig
-from cache_node.executor_cpu import CpuExecutor, load_executor
+from cache_node.executor import ModelExecutor
+from cache_node.load_executor import load_executor
 from cache_node.sampling import SampleSpec, SamplingParams
 from cache_node.step_plan import Row, StepPlan
 from kernels.attention import AttentionParams
@@ -203,7 +204,7 @@ def _linears(library: Library, repetitions: int) -> Iterator[Figure]:
 def _step(directory: Path, batch: int, repetitions: int) -> Figure:
     """A whole decode step, sampling among it, of the model in `directory`."""
     width = STEP_CONTEXT // BLOCK_SIZE
-    config = NodeConfig(block_size=BLOCK_SIZE, num_blocks=batch * width + 1)
+    config = NodeConfig(device="cpu", block_size=BLOCK_SIZE, num_blocks=batch * width + 1)
     executor = load_executor(config, directory, lambda _stage, _fraction: None)
     spec = SampleSpec(SamplingParams(temperature=0.0), position=STEP_CONTEXT)
     tables = (torch.randperm(batch * width) + 1).view(batch, width).tolist()
@@ -215,7 +216,7 @@ def _step(directory: Path, batch: int, repetitions: int) -> Figure:
     )
 
 
-def _weight_bytes(executor: CpuExecutor) -> int:
+def _weight_bytes(executor: ModelExecutor) -> int:
     """Of what every token reads: all linears, the head among them."""
     config = executor.model_config
     heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim

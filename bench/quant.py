@@ -15,7 +15,8 @@ import torch
 
 from bench.figures import Goal
 from cache_node.config import KV_CACHE_DTYPES, NodeConfig
-from cache_node.executor_cpu import CpuExecutor, load_executor
+from cache_node.executor import ModelExecutor
+from cache_node.load_executor import load_executor
 from cache_node.sampling import SampleSpec, SamplingParams
 from cache_node.step_plan import Row, StepPlan
 from kvmesh.tokenizer import Tokenizer
@@ -144,14 +145,14 @@ def licence_text() -> str:
     return "\n\n".join(path.read_text(errors="replace") for path in files)
 
 
-def _loss(executor: CpuExecutor, tokens: Sequence[int]) -> float:
+def _loss(executor: ModelExecutor, tokens: Sequence[int]) -> float:
     """Mean negative log-probability of all tokens but the first, in nats."""
     row = Row(tokens[:-1], 0, range(1, 1 + len(tokens) // BLOCK_SIZE), targets=tokens[1:])
     (result,) = executor.run(StepPlan([row]))
     return -fmean(each.logprob for each in result.prompt_logprobs)
 
 
-def _answer(executor: CpuExecutor, prompt: Sequence[int], count: int) -> list[int]:
+def _answer(executor: ModelExecutor, prompt: Sequence[int], count: int) -> list[int]:
     """The most probable `count` tokens, one step each: all are read back from the pool."""
     table = range(1, 2 + (len(prompt) + count) // BLOCK_SIZE)
     answer: list[int] = []
@@ -186,7 +187,9 @@ def _needles(
     return needles
 
 
-def _decode_seconds(executors: dict[str, CpuExecutor], repetitions: int) -> dict[str, list[float]]:
+def _decode_seconds(
+    executors: dict[str, ModelExecutor], repetitions: int
+) -> dict[str, list[float]]:
     """CPU time of a decode step, all dtypes in turns."""
     width = CONTEXT // BLOCK_SIZE
     tables = (torch.randperm(BATCH * width) + 1).view(BATCH, width).tolist()

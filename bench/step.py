@@ -18,8 +18,8 @@ from bench.requests import random_prompt
 from bench.trivial_executor import TrivialExecutor
 from cache_node.commitment import Adaptive
 from cache_node.config import NodeConfig
-from cache_node.executor_cpu import load_executor
 from cache_node.limits import Limits
+from cache_node.load_executor import load_executor
 from cache_node.memory import KvMemory
 from cache_node.preemption import PreemptionCosts, PreemptionMode
 from cache_node.scheduler import Scheduler

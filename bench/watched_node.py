@@ -73,7 +73,7 @@ def _main(pipe: Connection, directory: Path, config: dict[str, object]) -> None:
 
 async def _serve(pipe: Connection, directory: Path, fields: dict[str, object]) -> None:
     from cache_node.config import NodeConfig
-    from cache_node.executor_cpu import load_executor
+    from cache_node.load_executor import load_executor
     from cache_node.node import Node
 
     config = NodeConfig(model=str(directory), port=0, **fields)  # type: ignore[arg-type]

@@ -7,9 +7,11 @@ from pathlib import Path
 DEFAULT_MODEL = "smollm2-135m-instruct"
 SCHEDULING_POLICIES = ("adaptive", "strict", "fcfs-greedy", "static")
 PREEMPTION_MODES = ("auto", "swap", "recompute")
+DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
 KV_CACHE_DTYPES = ("auto", "fp8", "int8", "int4")
 MAX_SWAP_SPACE = 4096  # GiB
+KV_CACHE_BYTES = 1 << 30
 BLOCK_SIZES = range(1, 129)
 
 
@@ -20,6 +22,7 @@ class NodeConfig:
     """
 
     model: str = DEFAULT_MODEL  # a built-in name, a local directory, or a GGUF file
+    device: str = "auto"  # auto is cuda where torch sees a GPU
     dtype: str = "auto"  # of weights and activations; auto is bfloat16
     kv_cache_dtype: str = (
         "auto"  # auto: that of the weights; fp8, int8: half the bytes; int4: a third
@@ -32,8 +35,9 @@ class NodeConfig:
     metrics_port: int | None = None  # Prometheus metrics over HTTP; None: none
     block_size: int = 16  # tokens
     num_blocks: int | None = None  # with the null block; None: as many as kv_cache_bytes holds
-    kv_cache_bytes: int = 1 << 30
+    kv_cache_bytes: int | None = None  # None: 1 GiB; on a GPU, what gpu_memory_utilization leaves
     kv_cache_ram_share: float | None = None  # of the machine's memory; goes before kv_cache_bytes
+    gpu_memory_utilization: float = 0.9  # of a card's memory, for model, activations and KV pool
     max_model_len: int | None = None  # tokens; None: the model's context length
     max_num_seqs: int = 256
     # In one step. vLLM's 2,048 keeps a CPU core busy for about a second, in which nobody gets a
@@ -57,6 +61,7 @@ class NodeConfig:
 
     def _check_choices(self) -> None:
         for field, choices in (
+            ("device", DEVICES),
             ("dtype", DTYPES),
             ("kv_cache_dtype", KV_CACHE_DTYPES),
             ("scheduling_policy", SCHEDULING_POLICIES),
@@ -74,10 +79,14 @@ class NodeConfig:
             )
         if self.kv_cache_ram_share is not None and not 0 < self.kv_cache_ram_share <= 1:
             raise ValueError(f"kv_cache_ram_share: must be in (0, 1], is {self.kv_cache_ram_share}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(
+                f"gpu_memory_utilization: must be in (0, 1], is {self.gpu_memory_utilization}"
+            )
         if self.block_size not in BLOCK_SIZES:
             raise ValueError(f"block_size: must be in [1, 128] tokens, is {self.block_size}")
         for field in ("max_num_seqs", "max_num_batched_tokens", "threads", "kv_cache_bytes"):
-            if getattr(self, field) < 1:
+            if getattr(self, field) is not None and getattr(self, field) < 1:
                 raise ValueError(f"{field}: must be at least 1, is {getattr(self, field)}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
@@ -95,10 +104,15 @@ class NodeConfig:
             )
 
     @property
+    def sized_in_bytes(self) -> bool:
+        """Whether the size of the KV pool was asked for in bytes."""
+        return self.kv_cache_bytes is not None or self.kv_cache_ram_share is not None
+
+    @property
     def kv_pool_bytes(self) -> int:
-        """Size of the KV pool, unless `num_blocks` says it."""
+        """Size of the KV pool, unless `num_blocks` says it, or the pool is what a GPU leaves."""
         if self.kv_cache_ram_share is None:
-            return self.kv_cache_bytes
+            return self.kv_cache_bytes or KV_CACHE_BYTES
         return int(self.kv_cache_ram_share * sysconf("SC_PAGE_SIZE") * sysconf("SC_PHYS_PAGES"))
 
     @property

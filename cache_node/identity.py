@@ -3,7 +3,7 @@
 import time
 
 from cache_node.config import NodeConfig
-from cache_node.executor_cpu import CpuExecutor
+from cache_node.executor import ModelExecutor
 from cache_node.kv_scales import KvScales
 from kvmesh import __version__
 from kvmesh.tokenizer import Tokenizer
@@ -19,7 +19,7 @@ def new_epoch() -> int:
 
 
 def node_info(
-    config: NodeConfig, executor: CpuExecutor, fingerprint: bytes, tokenizer: Tokenizer
+    config: NodeConfig, executor: ModelExecutor, fingerprint: bytes, tokenizer: Tokenizer
 ) -> pb.NodeInfo:
     """Without the tokenizer files.
 
@@ -60,7 +60,7 @@ def node_info(
         num_cpu_blocks=executor.num_cpu_blocks - 1,
         tensor_parallel_size=1,
         pipeline_parallel_size=1,
-        device="cpu",
+        device=executor.device.type,
         dtype=executor.dtype,
     )
 

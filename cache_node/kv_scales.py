@@ -39,7 +39,7 @@ class KvScales(NamedTuple):
     @property
     def fingerprint(self) -> bytes:
         """Nodes with others read other numbers out of the same bytes."""
-        parts = [part.numpy().tobytes() for part in self if part is not None]
+        parts = [part.cpu().numpy().tobytes() for part in self if part is not None]
         return blake2b(b"".join(parts), digest_size=16).digest() if parts else b""
 
 
@@ -102,15 +102,16 @@ def _keys_and_values(model: LlamaModel, tokens: list[int]) -> torch.Tensor:
     dtype = "float32" if model.dtype == torch.float32 else "bfloat16"
     layout = KvLayout(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, dtype)
     blocks = layout.blocks_for(len(tokens))
-    pool = KvPool.zeros(layout, blocks)
+    size = (blocks, layout.bytes_per_block)
+    pool = KvPool(layout, torch.zeros(size, dtype=torch.uint8, device=model.device))
     row = AttentionRow(0, len(tokens), range(blocks))
     model.hidden(
         StepInputs(
-            token_ids=torch.tensor(tokens),
-            positions=torch.arange(len(tokens)),
+            token_ids=torch.tensor(tokens, device=model.device),
+            positions=torch.arange(len(tokens), device=model.device),
             kernels=plan_step(pool, config.num_heads, [row], model.dtype, config.windows),
-            logit_tokens=torch.tensor([len(tokens) - 1]),
+            logit_tokens=torch.tensor([len(tokens) - 1], device=model.device),
         )
     )
-    kv = pool.elements.float().permute(2, 1, 3, 0, 4, 5).flatten(3, 4)
+    kv = pool.elements.float().cpu().permute(2, 1, 3, 0, 4, 5).flatten(3, 4)
     return kv[:, :, :, : len(tokens)]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from cache_node.config import NodeConfig
-from cache_node.executor_cpu import load_executor
+from cache_node.load_executor import load_executor
 from cache_node.model.source import Progress, find_model
 from cache_node.node import Node
 
@@ -55,12 +55,13 @@ def _announce(node: Node, port: int) -> None:
         node=info.name,
         address=f"{node.config.host}:{port}",
         model=info.model,
+        device=info.device,
         dtype=info.dtype,
         kv_cache_dtype=node.config.kv_cache_dtype,
         kv_cache_gib=round(tokens * info.kv_bytes_per_token / 2**30, 2),
         kv_cache_tokens=tokens,
         cpu_blocks=info.num_cpu_blocks,
-        kv_blocks=info.num_blocks,
+        **{"gpu_blocks" if info.device == "cuda" else "kv_blocks": info.num_blocks},
         block_size=info.key_scheme.block_size,
         kv_bytes_per_token=info.kv_bytes_per_token,
         max_model_len=info.max_model_len,

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from cache_node.admission import Admission
 from cache_node.config import NodeConfig
 from cache_node.engine import Engine
-from cache_node.executor_cpu import CpuExecutor
+from cache_node.executor import ModelExecutor
 from cache_node.identity import node_info
 from cache_node.metrics import serve_metrics
 from cache_node.model.fingerprint import model_fingerprint
@@ -46,7 +46,7 @@ SERVER_OPTIONS = (
 class Node:
     """Built from loaded parts; `serve` runs it. The event loop that calls `serve` owns it."""
 
-    def __init__(self, config: NodeConfig, executor: CpuExecutor, directory: Path) -> None:
+    def __init__(self, config: NodeConfig, executor: ModelExecutor, directory: Path) -> None:
         """`directory` is the model's. Raises ValueError when pool and max_model_len do not fit."""
         files = read_tokenizer_files(directory)
         tokenizer = Tokenizer(files)

@@ -32,6 +32,13 @@ def choose(logits: FloatArray, spec: SampleSpec) -> Choice:
     return Choice(token, token_logprobs(logits, token, spec.params.logprobs or 0))
 
 
+def takes_greatest(spec: SampleSpec) -> bool:
+    """Whether `choose` needs no more than the token with the greatest logit."""
+    params = spec.params
+    plain = not (spec.banned or params.logit_bias or params.penalised)
+    return params.greedy and plain and not params.scored
+
+
 def uniform(seed: int, sample_index: int, position: int) -> float:
     """A number in [0, 1) for one token of one sample: 52 bits of blake2b over the three 64-bit
     integers.

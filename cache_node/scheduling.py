@@ -2,7 +2,7 @@
 
 from cache_node.commitment import Adaptive, Commitment, Greedy, Static, Strict
 from cache_node.config import NodeConfig
-from cache_node.executor_cpu import CpuExecutor
+from cache_node.executor import ModelExecutor
 from cache_node.limits import Limits
 from cache_node.memory import KvMemory
 from cache_node.preemption import PreemptionCosts, PreemptionMode
@@ -16,7 +16,7 @@ COMMITMENTS: dict[str, type[Commitment]] = {
 }
 
 
-def make_scheduler(config: NodeConfig, executor: CpuExecutor) -> Scheduler:
+def make_scheduler(config: NodeConfig, executor: ModelExecutor) -> Scheduler:
     """Over the memory that `executor` has; block 0 of each of its pools is the null block."""
     memory = KvMemory(
         executor.num_blocks - 1, config.block_size, executor.num_cpu_blocks - 1, executor.swap

@@ -22,23 +22,28 @@ class SwapSpace:
     """
 
     def __init__(
-        self, pool: torch.Tensor, num_blocks: int, replaced: Callable[[Iterable[int]], None]
+        self,
+        pool: torch.Tensor,
+        space: torch.Tensor,
+        replaced: Callable[[Iterable[int]], None] | None = None,
     ) -> None:
-        """`pool` is the KV pool, [blocks, …]; `num_blocks` counts the null block. `replaced` hears
-        which blocks of the KV pool a load is about to overwrite.
+        """`pool` is the KV pool and `space` the CPU pool, [blocks, …], each with a null block.
+        `replaced` hears which blocks of the KV pool a load is about to overwrite.
         """
+        self.num_blocks = len(space)
         self._replaced = replaced
         self._pool = pool
-        self._space = torch.zeros((num_blocks, *pool.shape[1:]), dtype=pool.dtype)
+        self._space = space
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None  # started by the first load
 
     def offload(self, copies: Sequence[BlockCopy]) -> None:
-        """Copies down, now. What runs afterwards may overwrite the sources."""
+        """Copies down. What the step runs afterwards may overwrite the sources."""
         copy_between(self._pool, self._space, _pairs(copies))
 
     def load(self, number: int, copies: Sequence[BlockCopy], done: LoadDone) -> None:
-        self._replaced(copy.destination for copy in copies)
+        if self._replaced is not None:
+            self._replaced(copy.destination for copy in copies)
         self._orders.put((number, copies, done))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="swap-loader", daemon=True)
@@ -47,15 +52,19 @@ class SwapSpace:
     def _run(self) -> None:
         while True:
             number, copies, done = self._orders.get()
-            done(number, self._copy_up(number, copies))
+            done(number, self._try_load(number, copies))
 
-    def _copy_up(self, number: int, copies: Sequence[BlockCopy]) -> bool:
+    def _try_load(self, number: int, copies: Sequence[BlockCopy]) -> bool:
         try:
-            copy_between(self._space, self._pool, _pairs(copies))
+            self._copy_up(copies)
         except Exception:
             log.exception("load_failed", load=number, blocks=len(copies))
             return False
         return True
+
+    def _copy_up(self, copies: Sequence[BlockCopy]) -> None:
+        """Returns when all is there. On the loader's thread."""
+        copy_between(self._space, self._pool, _pairs(copies))
 
 
 def _pairs(copies: Sequence[BlockCopy]) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Drives a CPU executor without engine or scheduler: block tables are handed out once and kept."""
+"""Drives an executor without engine or scheduler: block tables are handed out once and kept."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,15 +8,16 @@ import torch
 import transformers
 
 from cache_node.config import NodeConfig
-from cache_node.executor_cpu import CpuExecutor, load_executor
+from cache_node.executor import ModelExecutor
+from cache_node.load_executor import load_executor
 from cache_node.sampling import SampleSpec, SamplingParams
 from cache_node.step_plan import Row, StepPlan
 
 GREEDY = SamplingParams(temperature=0.0)
 
 
-def make_executor(directory: Path, dtype: str = "float32", **config: object) -> CpuExecutor:
-    settings = {"num_blocks": 512, "block_size": 16, **config}
+def make_executor(directory: Path, dtype: str = "float32", **config: object) -> ModelExecutor:
+    settings = {"device": "cpu", "num_blocks": 512, "block_size": 16, **config}
     return load_executor(NodeConfig(dtype=dtype, **settings), directory, lambda stage, done: None)
 
 
@@ -53,7 +54,7 @@ class Driven:
 class Driver:
     """Hands out blocks in an order that is never ascending, so that no test passes by luck."""
 
-    executor: CpuExecutor
+    executor: ModelExecutor
     _free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:

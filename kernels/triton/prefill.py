@@ -112,7 +112,7 @@ def find_row(starts: tl.tensor, rows: tl.tensor, block: tl.tensor, size: tl.cons
     Row i has the blocks from starts[i] // size + i to the next row's first: at least as many as its
     queries fill, whatever they are, so that no list of blocks has to be made first.
     """
-    low, high = 0, rows
+    low, high = tl.full([], 0, tl.int32), rows  # a tensor for a single row as well
     while high - low > 1:
         middle = (low + high) // 2
         reached = tl.load(starts + middle) // size + middle <= block

@@ -29,7 +29,7 @@ class TritonStep:
         self, pool: KvPool, num_heads: int, dtype: torch.dtype, tensors: StepTensors
     ) -> None:
         """Raises ValueError for a pool that has no kernels yet: int4, and one with centres."""
-        refuse(pool)
+        refuse(pool.layout.dtype, pool.centres)
         self._pool = pool
         self._num_heads = num_heads
         self._dtype = dtype
@@ -75,14 +75,14 @@ class TritonStep:
         )
 
 
-def refuse(pool: KvPool) -> None:
+def refuse(kv_dtype: str, centres: torch.Tensor | None) -> None:
     """Raises ValueError for a pool that the Triton kernels do not compute yet."""
-    if pool.int4 is not None:
+    if kv_dtype == "int4":
         raise ValueError("kv_cache_dtype: int4 has no GPU kernels yet; use auto, fp8 or int8")
-    if pool.centres is not None:
+    if centres is not None:
         raise ValueError(
-            f"kv_cache_dtype: the GPU kernels cannot centre {pool.layout.dtype} yet, and the model "
-            "has no k_scale and v_scale that would do without; use auto"
+            f"kv_cache_dtype: the GPU kernels cannot centre {kv_dtype} yet, and the model has no "
+            "k_scale and v_scale that would do without; use auto"
         )
 
 

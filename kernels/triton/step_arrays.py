@@ -10,6 +10,11 @@ from numpy.typing import NDArray
 
 from kernels.attention_plan import AttentionRow
 
+TABLE_STEP = 16
+"""Tables are as wide as a multiple of it: Triton compiles a kernel anew for strides that are not
+divisible by 16, and would do so between two steps.
+"""
+
 
 class StepArrays(NamedTuple):
     """On the host. Rows follow one another, and so do their tokens."""
@@ -25,13 +30,18 @@ class StepArrays(NamedTuple):
         """Whether each row has one token."""
         return len(self.positions) == len(self.lengths)
 
+    @staticmethod
+    def table_width(blocks: int) -> int:
+        """Of tables for rows of so many blocks."""
+        return -(-blocks // TABLE_STEP) * TABLE_STEP
+
     @classmethod
     def of(cls, rows: Sequence[AttentionRow], block_size: int) -> "StepArrays":
         """`rows` in the order of the flattened tokens, each with one at least."""
         firsts = np.array([row.start for row in rows], dtype=np.int64)
         ends = np.array([row.end for row in rows], dtype=np.int64)
         used = -(-ends // block_size)
-        tables = np.zeros((len(rows), used.max()), dtype=np.int32)
+        tables = np.zeros((len(rows), cls.table_width(int(used.max()))), dtype=np.int32)
         for table, row, count in zip(tables, rows, used, strict=True):
             table[:count] = row.block_table[:count]
         starts = np.zeros(len(rows) + 1, dtype=np.int32)

@@ -1,6 +1,12 @@
 """What `--help` says about the flags of a cache node. Names and defaults are in NodeConfig."""
 
-from cache_node.config import DTYPES, KV_CACHE_DTYPES, PREEMPTION_MODES, SCHEDULING_POLICIES
+from cache_node.config import (
+    DEVICES,
+    DTYPES,
+    KV_CACHE_DTYPES,
+    PREEMPTION_MODES,
+    SCHEDULING_POLICIES,
+)
 from kvmesh.cli.flags import Flag
 
 MODEL, MEMORY, SCHEDULING, NETWORK, LOGGING = (
@@ -15,6 +21,7 @@ MODEL_FLAGS = {
     "model": Flag(
         "A built-in name, a directory with config.json and safetensors, or a GGUF file.", MODEL
     ),
+    "device": Flag("What computes; auto is cuda where torch sees a GPU.", MODEL, choices=DEVICES),
     "dtype": Flag("Type of weights; auto is bfloat16.", MODEL, choices=DTYPES),
     "served_model_name": Flag(
         "Name that clients use for the model.", MODEL, default_text="the model's own"
@@ -45,13 +52,25 @@ ENGINE_FLAGS = {
     "num_blocks": Flag(
         "Blocks in the KV pool; goes before --kv-cache-bytes.", MEMORY, least=1, default_text="auto"
     ),
-    "kv_cache_bytes": Flag("Size of the KV pool in bytes.", MEMORY, least=1),
+    "kv_cache_bytes": Flag(
+        "Size of the KV pool in bytes.",
+        MEMORY,
+        least=1,
+        default_text="1 GiB; on a GPU, by --gpu-memory-utilization",
+    ),
     "kv_cache_ram_share": Flag(
         "Size of the KV pool as a share of this machine's memory; goes before --kv-cache-bytes.",
         MEMORY,
         least=0,
         most=1,
         default_text="none",
+    ),
+    "gpu_memory_utilization": Flag(
+        "Share of a GPU's memory for model, activations and KV pool. The nodes of one command "
+        "divide it, as if all were on one GPU.",
+        MEMORY,
+        least=0,
+        most=1,
     ),
     "swap_space": Flag(
         "GiB of a CPU pool below the KV pool: a second tier of the prefix cache, and room for "

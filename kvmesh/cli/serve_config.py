@@ -28,6 +28,7 @@ class ServeConfig:
     redis_url: str | None = NODE.redis_url
     redis_group: str = NODE.redis_group
     model: str = NODE.model
+    device: str = NODE.device
     dtype: str = NODE.dtype
     kv_cache_dtype: str = NODE.kv_cache_dtype
     kv_scale_sample: Path | None = NODE.kv_scale_sample
@@ -36,8 +37,9 @@ class ServeConfig:
     cache_dir: Path | None = NODE.cache_dir
     block_size: int = NODE.block_size
     num_blocks: int | None = NODE.num_blocks
-    kv_cache_bytes: int = NODE.kv_cache_bytes
+    kv_cache_bytes: int | None = NODE.kv_cache_bytes
     kv_cache_ram_share: float | None = NODE.kv_cache_ram_share
+    gpu_memory_utilization: float = NODE.gpu_memory_utilization
     swap_space: float = NODE.swap_space
     scheduling_policy: str = NODE.scheduling_policy
     preemption_mode: str = NODE.preemption_mode
@@ -49,9 +51,12 @@ class ServeConfig:
     log_requests: bool = NODE.log_requests
 
     def node_config(self, index: int, port: int) -> NodeConfig:
-        """One node's configuration. Nodes listen on the loopback: only the router talks to them."""
+        """One node's configuration. Nodes listen on the loopback: only the router talks to them.
+        They share the part of a GPU that they may use.
+        """
         shared = {f.name for f in fields(NodeConfig)} & {f.name for f in fields(self)} - {"host"}
         values = {name: getattr(self, name) for name in shared}
+        values["gpu_memory_utilization"] = self.gpu_memory_utilization / self.nodes
         return NodeConfig(node_name=f"node-{index}", port=port, **values)
 
     def router_config(self, node_ports: list[int]) -> RouterConfig:

@@ -7,12 +7,14 @@ import grpc
 import pytest
 
 from cache_node.config import NodeConfig
-from cache_node.executor_cpu import CpuExecutor, load_executor
+from cache_node.executor import ModelExecutor
+from cache_node.load_executor import load_executor
 from cache_node.node import Node
 from tests.cache_node.live_node import LiveNode
 
 CONFIG = NodeConfig(
     port=0,
+    device="cpu",
     dtype="float32",
     kv_cache_bytes=64 << 20,
     max_model_len=1024,
@@ -24,12 +26,12 @@ CONFIG = NodeConfig(
 
 
 @pytest.fixture(scope="session")
-def executor(smollm2: Path) -> CpuExecutor:
+def executor(smollm2: Path) -> ModelExecutor:
     return load_executor(CONFIG, smollm2, lambda stage, fraction: None)
 
 
 @pytest.fixture
-async def live(executor: CpuExecutor, smollm2: Path) -> AsyncIterator[LiveNode]:
+async def live(executor: ModelExecutor, smollm2: Path) -> AsyncIterator[LiveNode]:
     """A node of its own for each test, over the shared model and pool memory."""
     node = Node(CONFIG, executor, smollm2)
     async with node.serve() as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import kl_div
 
-from cache_node.executor_cpu import CpuExecutor
+from cache_node.executor import ModelExecutor
 from cache_node.step_plan import Row
 from kvmesh.tokenizer import Tokenizer
 from tests.model_driver import make_executor, reference_model
@@ -34,7 +34,7 @@ def _reference_logits(directory: Path, tokens: list[int], dtype: torch.dtype) ->
     return reference_model(directory, dtype)(torch.tensor([tokens])).logits[0]
 
 
-def _our_logits(executor: CpuExecutor, tokens: list[int]) -> torch.Tensor:
+def _our_logits(executor: ModelExecutor, tokens: list[int]) -> torch.Tensor:
     table = range(1, 1 + executor.layout.blocks_for(len(tokens)))
     chunks = [
         executor.prompt_logits(Row(tokens[start : start + CHUNK], start, table, None))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cache_node.executor_cpu import CpuExecutor
+from cache_node.executor import ModelExecutor
 from kvmesh.tokenizer import Tokenizer
 from tests.cache_node.mock_node import MockNode
 from tests.model_driver import make_executor, reference_model
@@ -29,7 +29,7 @@ QUESTIONS = [
 
 
 @pytest.fixture(scope="module")
-def executor(smollm2: Path) -> CpuExecutor:
+def executor(smollm2: Path) -> ModelExecutor:
     return make_executor(smollm2, block_size=BLOCK, num_blocks=257)
 
 

@@ -104,7 +104,7 @@ def _alone(model: Path, stack: ExitStack) -> "Contestant":
     from bench.engine import fill_pool
     from bench.in_process import InProcessEngine
     from cache_node.config import NodeConfig
-    from cache_node.executor_cpu import load_executor
+    from cache_node.load_executor import load_executor
     from cache_node.scheduling import make_scheduler
     from kvmesh.tokenizer import Tokenizer
 

@@ -1,0 +1,214 @@
+"""The executor of a GPU node in Triton's interpreter, beside the CPU's: see test_cuda_executor.py.
+
+The streams are torch's stand-ins for a CPU, and a decode step that would be a graph's replay is
+run; its padded inputs, the plans of steps and all kernels are those of a GPU node. In float32: the
+interpreter is wrong with others.
+"""
+
+import threading
+
+import pytest
+import torch
+
+from cache_node.decode_graphs import graph_sizes
+from cache_node.engine import Engine
+from cache_node.executor_cpu import CpuExecutor
+from cache_node.executor_cuda import CudaExecutor
+from cache_node.pinned_swap import PinnedSwapSpace
+from cache_node.preemption import PreemptionMode
+from cache_node.sampling import SampleSpec, SamplingParams
+from cache_node.step_plan import BlockCopy, Row, StepPlan
+from kernels.kv_pool import KvPool
+from kernels.triton import decode
+from tests.cache_node.mock_node import MockNode
+from tests.model_driver import Driver, make_executor
+from tests.tiny_model import add_kv_scales, save_tiny
+
+BLOCK, BLOCKS, CPU_BLOCKS, ROWS = 8, 48, 40, 6
+BASE = [3 + (7 * i * i + 5 * i) % 90 for i in range(40)]
+PROMPTS = [BASE, [*BASE[:30], 5, 9], BASE[:16], [*BASE[:18], 8]]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    directory = save_tiny(tmp_path_factory.mktemp("tiny"), num_hidden_layers=1, head_dim=16)
+    add_kv_scales(directory, 0.02)
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def split_keys(monkeypatch):
+    """Of sequences as short as these."""
+    monkeypatch.setattr(decode, "FEWEST_KEYS", 16)
+
+
+def beside(cpu: CpuExecutor, graphs=None) -> CudaExecutor:
+    """One with the same model, and a pool of its own, in whose unused slots are NaN."""
+    pool = KvPool(cpu.layout, torch.full_like(cpu.pool.raw, 255), cpu.pool.head_scales)
+    sizes = graph_sizes(ROWS) if graphs is None else graphs
+    executor = CudaExecutor(cpu._model, pool, CPU_BLOCKS + 1, sizes, max_tokens=256)
+    executor.capture()
+    return executor
+
+
+@pytest.fixture(scope="module")
+def cpu(directory) -> CpuExecutor:
+    made = make_executor(directory, block_size=BLOCK, num_blocks=BLOCKS + 1)
+    return CpuExecutor(made._model, made.pool, CPU_BLOCKS + 1)
+
+
+@pytest.fixture
+def cuda(cpu) -> CudaExecutor:
+    return beside(cpu)
+
+
+def outputs(executor, requests, **settings):
+    """The tokens of every sample of `requests`, (prompt, max_tokens, options); the node."""
+    node = MockNode(
+        block_size=BLOCK,
+        max_num_seqs=ROWS,
+        executor=executor,
+        num_cpu_blocks=CPU_BLOCKS,
+        **settings,
+    )
+    for prompt, max_tokens, options in requests:
+        node.submit(prompt, max_tokens, ignore_eos=True, **options)
+        node.step()  # the next arrives when this one runs
+    node.run()
+    return {name: sequence.output for name, sequence in node.finished.items()}, node
+
+
+GREEDY = [(prompt, 6, {}) for prompt in PROMPTS]
+SAMPLED = [(prompt, 6, {"n": 2, "temperature": 0.8, "seed": 5}) for prompt in PROMPTS[:3]]
+LONG = [(prompt, 30, {"cache": i % 2 == 0}) for i, prompt in enumerate(PROMPTS)]
+
+
+def test_requests_that_share_a_prefix_in_chunks_get_the_tokens_of_the_cpu(cpu, cuda):
+    settings = {"num_blocks": BLOCKS, "max_num_batched_tokens": 24}
+    expected, _ = outputs(cpu, GREEDY, **settings)
+    found, node = outputs(cuda, GREEDY, **settings)
+    assert found == expected
+    assert node.counters.hit_tokens > 0
+    again, node = outputs(cuda, GREEDY[:1] * 2, **settings)
+    assert again["r0", 0] == again["r1", 0] == expected["r0", 0]
+    assert node.counters.hit_tokens >= 32
+
+
+def test_samples_that_copy_on_write_draw_the_tokens_of_the_cpu(cpu, cuda):
+    settings = {"num_blocks": BLOCKS, "max_num_batched_tokens": 64}
+    expected, _ = outputs(cpu, SAMPLED, **settings)
+    plans = []
+    run = cuda.run
+    cuda.run = lambda plan: plans.append(plan) or run(plan)
+    found, _ = outputs(cuda, SAMPLED, **settings)
+    assert found == expected
+    assert any(plan.copies for plan in plans)
+    assert found["r0", 0] != found["r0", 1]
+
+
+def test_preempted_requests_come_back_from_the_cpu_pool_with_the_tokens_of_the_cpu(cpu, cuda):
+    settings = {"num_blocks": 20, "max_num_batched_tokens": 64, "preemption": PreemptionMode.SWAP}
+    expected, _ = outputs(cpu, LONG, num_blocks=BLOCKS, max_num_batched_tokens=64)
+    found, node = outputs(cuda, LONG, **settings)
+    assert found == expected
+    assert node.counters.preempted_by_swap > 0
+    assert node.memory.loads.loaded_blocks > 0
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8"])
+def test_a_quantised_cache_gives_the_tokens_of_the_reference(directory, cuda, kv_dtype):
+    """Beside plain torch in float32: the C++ kernels multiply quantised keys as bfloat16."""
+    flags = {"block_size": BLOCK, "num_blocks": BLOCKS + 1, "kv_cache_dtype": kv_dtype}
+    reference = make_executor(directory, **flags)
+    driven = [Driver(each).generate(PROMPTS, 6, 16) for each in (reference, beside(reference))]
+    assert driven[0] == driven[1]
+
+
+def test_graphs_or_not_the_tokens_are_the_same(cpu, cuda):
+    plain = beside(cpu, graphs=[])
+    found = [Driver(each).generate(PROMPTS, 8, 16) for each in (cuda, plain)]
+    assert found[0] == found[1]
+
+
+def test_greedy_rows_beside_others_and_log_probabilities(cpu, cuda):
+    def spec(**params):
+        return SampleSpec(SamplingParams(**{"temperature": 0.0, **params}), 16)
+
+    specs = [
+        [spec()],
+        [spec(logprobs=2), spec()],
+        [spec(temperature=0.9, seed=3)],
+        [spec(logit_bias={5: 100.0})],
+        [],
+        [spec(), spec()],
+    ]
+    rows = [
+        Row(BASE[:16], 0, [2 * i + 1, 2 * i + 2], each, targets=BASE[1:16] if i == 2 else ())
+        for i, each in enumerate(specs)
+    ]
+    expected, found = (executor.run(StepPlan(rows)) for executor in (cpu, cuda))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [choice.token for choice in ours.choices] == [c.token for c in theirs.choices]
+        assert len(ours.prompt_logprobs) == len(theirs.prompt_logprobs)
+        scores = [*ours.prompt_logprobs, *(c.logprobs for c in ours.choices if c.logprobs)]
+        others = [*theirs.prompt_logprobs, *(c.logprobs for c in theirs.choices if c.logprobs)]
+        assert [s.logprob for s in scores] == pytest.approx([s.logprob for s in others], abs=1e-4)
+    assert found[3].choices[0].token == 5
+
+
+def test_the_engine_serves_what_the_cpu_serves(cpu, cuda):
+    """On its own thread, which hears of loads from the loader's."""
+
+    class NoText:
+        def push(self, token):
+            return "", None
+
+        def flush(self):
+            return ""
+
+    def serve(executor):
+        node = MockNode(
+            24, BLOCK, CPU_BLOCKS, ROWS, executor=executor, preemption=PreemptionMode.SWAP
+        )
+        ended, all_ended = [], threading.Event()
+
+        def deliver(output):
+            ended.extend(output.ended)
+            if len(ended) == len(LONG):
+                all_ended.set()
+
+        engine = Engine(node.scheduler, executor, lambda: 0.0, deliver, all_ended.set)
+        engine.start()
+        requests = [node.request(p, n, ignore_eos=True, **options) for p, n, options in LONG]
+        for request in requests:
+            engine.submit(request, NoText, "router", 1)
+        assert all_ended.wait(60)
+        violations, load = engine.check_integrity().result(10)
+        engine.stop()
+        assert violations == []
+        assert load.held_blocks == 0
+        assert [each.error for each in ended] == [None] * len(LONG)
+        return [request.leader.output for request in requests]
+
+    assert serve(cuda) == serve(cpu)
+
+
+def test_offloads_of_more_than_the_staging_buffer_come_back_whole(cuda, generator):
+    raw = cuda.pool.raw
+    raw.copy_(torch.randint(0, 256, raw.shape, dtype=torch.uint8, generator=generator))
+    before = raw.clone()
+    swap = PinnedSwapSpace(raw, CPU_BLOCKS + 1, cuda._streams)
+    swap._staging = swap._staging[:3]
+    order = (torch.randperm(CPU_BLOCKS, generator=generator) + 1).tolist()
+    down = [BlockCopy(1 + i, place) for i, place in enumerate(order[:10])]
+    swap.offload(down)
+    swap.settle()
+    raw[1:].zero_()
+    done, loaded = [], threading.Event()
+    up = [BlockCopy(copy.destination, copy.source) for copy in down]
+    swap.load(7, up, lambda number, whole: (done.append((number, whole)), loaded.set()))
+    assert loaded.wait(10)
+    assert done == [(7, True)]
+    assert torch.equal(raw[1:11], before[1:11])
+    assert (raw[11:] == 0).all()
+    assert swap.copy_speed() > 0
