@@ -17,6 +17,7 @@ from kernels.triton.step import TritonStep, decode_splits
 from kernels.triton.step_arrays import StepArrays, StepTensors, to_device
 
 Replay = Callable[[], torch.Tensor]
+"""Computes a step from its inputs as they are; the hidden states of all rows."""
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -55,6 +56,13 @@ class DecodeBatch:
         self.tables[:, : arrays.tables.shape[1]].copy_(to_device(arrays.tables, device))
 
 
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    batch: DecodeBatch
+    step: Replay  # owns what the graph reads beside the batch
+    replay: Replay
+
+
 class DecodeGraphs:
     """Owns a graph and its inputs for each size. A step with fewer rows is padded up to the next
     size: the rows that are added read no key, and write to the null block.
@@ -70,7 +78,7 @@ class DecodeGraphs:
         self._pool = pool
         self._sizes = sizes
         self._max_tokens = max_tokens
-        self._captured: dict[int, tuple[DecodeBatch, Replay]] = {}
+        self._captured: dict[int, _Captured] = {}
 
     def capture(self) -> None:
         """On the current stream, the largest first, so that the others fit into its memory."""
@@ -79,7 +87,8 @@ class DecodeGraphs:
             blocks = self._pool.layout.blocks_for(self._max_tokens)
             width = StepArrays.table_width(blocks)
             batch = DecodeBatch.empty(size, width, self._device)
-            self._captured[size] = batch, _capture(self._step(batch), self._device, memory)
+            step = self._step(batch)
+            self._captured[size] = _Captured(batch, step, _capture(step, self._device, memory))
 
     def size_for(self, rows: Sequence[Row]) -> int | None:
         """The size that `rows` are padded to. None when they are no decode step, or too many."""
@@ -90,11 +99,11 @@ class DecodeGraphs:
 
     def run(self, rows: Sequence[Row], size: int) -> torch.Tensor:
         """The hidden states of a decode step, [size, hidden_size]."""
-        batch, replay = self._captured[size]
+        captured = self._captured[size]
         tokens = np.array([row.token_ids[0] for row in rows], dtype=np.int64)
         attention_rows = [AttentionRow(row.start, row.end, row.block_table) for row in rows]
-        batch.fill(tokens, StepArrays.of(attention_rows, self._pool.layout.block_size))
-        return replay()
+        captured.batch.fill(tokens, StepArrays.of(attention_rows, self._pool.layout.block_size))
+        return captured.replay()
 
     @property
     def _device(self) -> torch.device:
@@ -102,17 +111,17 @@ class DecodeGraphs:
 
     def _step(self, batch: DecodeBatch) -> Replay:
         """What is captured."""
-        config, size = self._model.config, len(batch.lengths)
+        model, config, size = self._model, self._model.config, len(batch.lengths)
         splits = decode_splits(self._pool, config.num_heads, size, self._max_tokens, config.windows)
         tokens, positions, *_ = batch.integers
         tensors = StepTensors(batch.integers[2:], batch.tables, batch.lengths, None, splits)
         inputs = StepInputs(
             token_ids=tokens,
             positions=positions,
-            kernels=TritonStep(self._pool, config.num_heads, self._model.dtype, tensors),
+            kernels=TritonStep(self._pool, config.num_heads, model.dtype, tensors),
             logit_tokens=torch.arange(size, device=self._device),
         )
-        return lambda: self._model.hidden(inputs)
+        return lambda: model.hidden(inputs)
 
 
 def _capture(step: Replay, device: torch.device, memory: Any) -> Replay:

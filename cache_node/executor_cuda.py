@@ -16,7 +16,7 @@ from kernels.attention_plan import AttentionRow
 from kernels.kv_pool import KvPool
 from kernels.triton.block_copy import copy_blocks
 from kernels.triton.step import TritonStep
-from kernels.triton.step_arrays import to_device
+from kernels.triton.step_arrays import StepArrays, to_device
 
 
 class CudaExecutor(ModelExecutor):
@@ -80,15 +80,17 @@ class CudaExecutor(ModelExecutor):
         if size is not None:
             return self._graphs.run(rows, size)[indices]
         config = self.model_config
-        attention_rows = [AttentionRow(row.start, row.end, row.block_table) for row in rows]
         tokens = np.array([token for row in rows for token in row.token_ids], dtype=np.int64)
-        positions = np.concatenate([np.arange(row.start, row.end) for row in rows])
+        arrays = StepArrays.of(
+            [AttentionRow(row.start, row.end, row.block_table) for row in rows],
+            self.layout.block_size,
+        )
         return self._model.hidden(
             StepInputs(
                 token_ids=to_device(tokens, self.device),
-                positions=to_device(positions, self.device),
+                positions=to_device(arrays.positions, self.device),
                 kernels=TritonStep.of(
-                    self.pool, config.num_heads, attention_rows, self._model.dtype, config.windows
+                    self.pool, config.num_heads, arrays, self._model.dtype, config.windows
                 ),
                 logit_tokens=indices,
             )

@@ -1,6 +1,7 @@
 """How much of a card's memory is left for the KV pool."""
 
 import fcntl
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ def card_to_itself(device: torch.device) -> Iterator[int]:
     wait. Yields the bytes that are free.
     """
     identity = torch.cuda.get_device_properties(device).uuid
-    lock = Path(tempfile.gettempdir()) / f"kvmesh-{identity}.lock"
+    lock = Path(tempfile.gettempdir()) / f"kvmesh-{os.getuid()}-{identity}.lock"
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield torch.cuda.mem_get_info(device)[0]

@@ -1,5 +1,7 @@
 """A CUDA executor with pools as large as the card allows, warmed up."""
 
+import gc
+
 import structlog
 import torch
 
@@ -31,11 +33,14 @@ def make_cuda_executor(
         blocks = layout.num_blocks(config.kv_pool_bytes)
     if blocks is None:
         profile = _profile(_make(config, model, layout, scales, 2, 1), largest, free)
+        gc.collect()  # what was captured for the trial
+        torch.cuda.empty_cache()
         log.info("gpu_memory", node=config.node_name, **profile.as_log())
         blocks = layout.num_blocks(profile.kv_cache_bytes(config.gpu_memory_utilization))
     cpu_blocks = 1 + int(config.swap_space * 2**30) // layout.bytes_per_block
     executor = _make(config, model, layout, scales, blocks, cpu_blocks)
     executor.run(largest)
+    executor.run(StepPlan([Row([0, 0], 0, [1])]))  # a prefill, should that have been none
     executor.capture()
     executor.measure_copies()
     return executor
@@ -67,7 +72,7 @@ def _make(
         raw = torch.zeros(
             (num_blocks, layout.bytes_per_block), dtype=torch.uint8, device=model.device
         )
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:  # more than there is, more than can be addressed
         raise ValueError(
             f"kv_cache_bytes: the card has no {size} bytes for {num_blocks} blocks; give the pool "
             "less"

@@ -1,5 +1,6 @@
 """The CPU pool of a KV pool that lies on a device."""
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,15 +36,19 @@ class PinnedSwapSpace(SwapSpace):
         self._down, self._up = streams.new(), streams.new()
         at_once = min(max(1, STAGING_BYTES // pool.shape[1]), num_blocks)
         self._staging = pool.new_empty((at_once, pool.shape[1]))
+        self._offloading = False
 
     def offload(self, copies: Sequence[BlockCopy]) -> None:
         """On the current stream, and from there on one of its own."""
         for first in range(0, len(copies), len(self._staging)):
+            self._offloading = True
             self._offload_part(copies[first : first + len(self._staging)])
 
     def settle(self) -> None:
         """Waits until all offloads can be read back."""
-        self._streams.wait(self._down)
+        if self._offloading:
+            self._streams.wait(self._down)
+            self._offloading = False
 
     def copy_speed(self) -> float:
         """Bytes a second that an offload moves. Writes over the CPU pool, and reads whatever the
@@ -81,14 +86,17 @@ def _pinned(num_blocks: int, pool: torch.Tensor) -> torch.Tensor:
     """
     size = pool.shape[1]
     try:
-        space = torch.from_numpy(np.zeros((num_blocks, size), dtype=np.uint8))
+        space = np.zeros((num_blocks, size), dtype=np.uint8)
     except (MemoryError, ValueError) as error:
         raise _too_much(num_blocks, size) from error
     if pool.device.type == "cuda":
         cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        if int(cudart.cudaHostRegister(space.data_ptr(), num_blocks * size, 0)):
+        if int(cudart.cudaHostRegister(space.ctypes.data, space.nbytes, 0)):
             raise _too_much(num_blocks, size)
-    return space
+        # Before the memory goes back, but not at the end of the process, when the driver may be
+        # gone already.
+        weakref.finalize(space, cudart.cudaHostUnregister, space.ctypes.data).atexit = False
+    return torch.from_numpy(space)
 
 
 def _too_much(num_blocks: int, size: int) -> ValueError:

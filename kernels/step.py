@@ -55,8 +55,10 @@ def plan_step(
     """
     if pool.raw.device.type == "cuda":
         from kernels.triton.step import TritonStep
+        from kernels.triton.step_arrays import StepArrays
 
-        return TritonStep.of(pool, num_heads, rows, dtype, windows)
+        arrays = StepArrays.of(rows, pool.layout.block_size)
+        return TritonStep.of(pool, num_heads, arrays, dtype, windows)
     library = load_library()
     if library is not None and CpuStep.computes(pool, num_heads, dtype):
         return CpuStep(library, pool, num_heads, rows)

@@ -8,7 +8,6 @@ from functools import cache
 import torch
 
 from kernels.attention import AttentionParams
-from kernels.attention_plan import AttentionRow
 from kernels.kv_pool import KvPool
 from kernels.torch_step import rotated_heads
 from kernels.triton.decode import decode_attention, splits_for
@@ -40,14 +39,14 @@ class TritonStep:
         cls,
         pool: KvPool,
         num_heads: int,
-        rows: Sequence[AttentionRow],
+        arrays: StepArrays,
         dtype: torch.dtype,
         windows: Sequence[int | None],
     ) -> "TritonStep":
-        arrays = StepArrays.of(rows, pool.layout.block_size)
-        splits = 1
+        """For one step. `windows` are those of the layers."""
+        splits, lengths = 1, arrays.lengths
         if arrays.decodes:
-            splits = decode_splits(pool, num_heads, len(rows), int(arrays.lengths.max()), windows)
+            splits = decode_splits(pool, num_heads, len(lengths), int(lengths.max()), windows)
         tensors = StepTensors.of(arrays, splits, pool.raw.device)
         return cls(pool, num_heads, dtype, tensors)
 

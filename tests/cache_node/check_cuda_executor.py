@@ -6,14 +6,19 @@ interpreter is wrong with others.
 """
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
-from cache_node.decode_graphs import graph_sizes
+from cache_node.config import NodeConfig
+from cache_node.decode_graphs import DecodeGraphs, graph_sizes
+from cache_node.device_streams import Streams
 from cache_node.engine import Engine
 from cache_node.executor_cpu import CpuExecutor
 from cache_node.executor_cuda import CudaExecutor
+from cache_node.kv_scales import KvScales
+from cache_node.make_cuda_executor import make_cuda_executor
 from cache_node.pinned_swap import PinnedSwapSpace
 from cache_node.preemption import PreemptionMode
 from cache_node.sampling import SampleSpec, SamplingParams
@@ -212,3 +217,80 @@ def test_offloads_of_more_than_the_staging_buffer_come_back_whole(cuda, generato
     assert torch.equal(raw[1:11], before[1:11])
     assert (raw[11:] == 0).all()
     assert swap.copy_speed() > 0
+
+
+def test_a_load_that_fails_says_so_and_the_next_one_runs(cuda):
+    done, said = [], threading.Semaphore(0)
+
+    def report(number, whole):
+        done.append((number, whole))
+        said.release()
+
+    cuda.swap.load(1, [BlockCopy(CPU_BLOCKS + 9, 1)], report)
+    cuda.swap.load(2, [BlockCopy(1, 1)], report)
+    assert said.acquire(timeout=10)
+    assert said.acquire(timeout=10)
+    assert done == [(1, False), (2, True)]
+
+
+def test_a_step_takes_the_next_larger_graph_or_none(cpu):
+    graphs = DecodeGraphs(cpu._model, cpu.pool, [1, 2, 4, 6], max_tokens=64)
+    one = [Row([5], 9, [1, 2])]
+    assert graphs.size_for(one) is None, "nothing is captured yet"
+    graphs.capture()
+    assert [graphs.size_for(one * n) for n in range(1, 8)] == [1, 2, 4, 4, 6, 6, None]
+    assert graphs.size_for([*one, Row([5, 6], 9, [1, 2])]) is None
+
+
+SMALL = NodeConfig(
+    block_size=BLOCK, max_num_seqs=3, max_num_batched_tokens=16, max_model_len=64, dtype="float32"
+)
+
+
+def test_what_is_made_for_a_configuration_is_warm_and_serves(cpu):
+    config = replace(SMALL, num_blocks=12, swap_space=10 * cpu.layout.bytes_per_block / 2**30)
+    executor = make_cuda_executor(config, cpu._model, cpu.layout, KvScales(), free=0)
+    assert (executor.num_blocks, executor.num_cpu_blocks) == (12, 11)
+    assert executor.copy_bytes_per_second > 0
+    assert Driver(executor).generate([BASE], 4, 16) == Driver(cpu).generate([BASE], 4, 16)
+
+
+def test_the_pool_is_as_large_as_the_card_allows(cpu, monkeypatch):
+    """With a card that is told: what of it is asked, when, and what becomes of the answers."""
+    block, said = cpu.layout.bytes_per_block, []
+    reserved = iter([50 * block, 53 * block])
+
+    def told(name, answer):
+        def ask(*_):
+            said.append(name)
+            return answer() if callable(answer) else answer
+
+        monkeypatch.setattr(torch.cuda, name, ask)
+
+    told("reset_peak_memory_stats", None)
+    told("max_memory_allocated", 40 * block)
+    told("empty_cache", None)
+    told("memory_reserved", lambda: next(reserved))
+    told("mem_get_info", (85 * block, 200 * block))  # 142 were free: 4 went past torch
+    config = replace(SMALL, gpu_memory_utilization=0.5)
+    executor = make_cuda_executor(config, cpu._model, cpu.layout, KvScales(), free=142 * block)
+    assert executor.num_blocks == 100 - 40 - 3 - 4
+    assert said[:2] == ["reset_peak_memory_stats", "max_memory_allocated"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "centres"), [("int4", None), ("int8", torch.zeros(1, 2, 16))], ids=["int4", "int8"]
+)
+def test_a_cache_that_has_no_kernels_yet_is_refused(cpu, dtype, centres):
+    layout = replace(cpu.layout, dtype=dtype)
+    with pytest.raises(ValueError, match="kv_cache_dtype"):
+        make_cuda_executor(SMALL, cpu._model, layout, KvScales(centres=centres), free=0)
+
+
+def test_pools_that_no_machine_has_are_refused(cpu):
+    with pytest.raises(ValueError, match=r"kv_cache_bytes: .* give the pool less"):
+        make_cuda_executor(
+            replace(SMALL, num_blocks=10**12), cpu._model, cpu.layout, KvScales(), free=0
+        )
+    with pytest.raises(ValueError, match="swap_space"):
+        PinnedSwapSpace(cpu.pool.raw, 10**15, Streams(torch.device("cpu")))

@@ -50,7 +50,8 @@ def test_a_step_writes_and_attends_as_the_reference(kv_dtype, spans, window, gen
     tokens = drawn_tokens(sum(end - start for start, end in spans), generator)
     norm = torch.rand((HEADS + KV_HEADS, HEAD_DIM), generator=generator)
     params = AttentionParams(HEAD_DIM**-0.5, window)
-    ours = TritonStep.of(found, HEADS, rows, torch.float32, [window])
+    arrays = StepArrays.of(rows, BLOCK_SIZE)
+    ours = TritonStep.of(found, HEADS, arrays, torch.float32, [window])
     theirs = TorchStep(expected, HEADS, rows, torch.float32, [window])
     torch.testing.assert_close(run(ours, tokens, norm, params), run(theirs, tokens, norm, params))
     assert torch.equal(found.raw, expected.raw)
@@ -61,7 +62,7 @@ def test_tensors_of_a_padded_step_may_be_filled_again(generator):
     rows = make_rows(DECODES, BLOCK_SIZE, generator)
     blocks = 1 + sum(len(row.block_table) for row in rows)
     found, expected = make_pools("float32", blocks, generator)
-    params, size, width = AttentionParams(HEAD_DIM**-0.5), 8, 9
+    params, size, width = AttentionParams(HEAD_DIM**-0.5), 8, 20
     tensors = StepTensors(
         slots=torch.zeros((2, size), dtype=torch.int64),
         tables=torch.full((size, width), 1 << 20, dtype=torch.int32),
