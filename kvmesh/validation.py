@@ -9,6 +9,7 @@ from kvmesh.v1 import generate_pb2 as pb
 
 MAX_STOP_STRINGS, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS = 16, 256, 256
 MAX_SAMPLES, MAX_BIASES, MAX_LOGPROBS = 128, 1024, 20
+MAX_MESSAGES = 4096
 PRIORITIES = range(-100, 101)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -123,8 +124,12 @@ def check_prompt_length(count: int, max_model_len: int) -> None:
         )
 
 
+def is_request_id(text: str) -> bool:
+    return _REQUEST_ID.fullmatch(text) is not None
+
+
 def check_request_id(request_id: str) -> None:
-    if request_id and not _REQUEST_ID.fullmatch(request_id):
+    if request_id and not is_request_id(request_id):
         raise invalid("request_id", "must be 1 to 128 characters of A-Z a-z 0-9 . _ : -")
 
 

@@ -20,17 +20,22 @@ class Admission:
         self.in_flight = 0
 
     @contextmanager
-    def slot(self) -> Iterator[None]:
-        """Raises RESOURCE_EXHAUSTED when there is none."""
-        if self.in_flight >= self._max_in_flight:
+    def slot(self, count: int = 1) -> Iterator[None]:
+        """Takes `count` slots. Raises RESOURCE_EXHAUSTED when there are fewer, INVALID_ARGUMENT
+        when there are never so many.
+        """
+        if count > self._max_in_flight:
+            most = self._max_in_flight
+            raise invalid("prompt", f"must be at most {most} prompts, the router's limit in flight")
+        if self.in_flight + count > self._max_in_flight:
             raise exhausted(
                 f"the router has its limit of {self._max_in_flight} requests in flight", FULL_RETRY
             )
-        self.in_flight += 1
+        self.in_flight += count
         try:
             yield
         finally:
-            self.in_flight -= 1
+            self.in_flight -= count
 
 
 def fit_max_tokens(

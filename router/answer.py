@@ -8,10 +8,12 @@ from grpc import aio
 
 from kvmesh.errors import Code, RequestError, from_rpc_error, unavailable
 from kvmesh.v1 import generate_pb2 as pb
+from router.fleet import Model
 from router.ledger import Ledger
 from router.metadata import USAGE, Pair, find, to_client, with_details
 from router.node import FrameCall
 from router.placement import Placed
+from router.prompt import Prompt
 
 # What a node says, or gRPC for it, when it does not take a request that another may take.
 # FAILED_PRECONDITION is a node that has restarted since the router last heard of it; CANCELLED one
@@ -90,8 +92,17 @@ def _we_are_cancelled() -> bool:
 class Answer:
     """A stream of serialized GenerateResponse frames. The route report is part of the first."""
 
-    def __init__(self, running: RunningCall, report: pb.RouteReport, first: bytes | None) -> None:
+    def __init__(
+        self,
+        running: RunningCall,
+        report: pb.RouteReport,
+        prompt: Prompt,
+        model: Model,
+        first: bytes | None,
+    ) -> None:
         self.report = report
+        self.prompt = prompt
+        self.model = model
         self.frames = 0
         self._running = running
         self._first: bytes | None = first

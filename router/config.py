@@ -1,7 +1,9 @@
 """The router's configuration: one frozen object, built at the edge by the command line."""
 
+import re
 from dataclasses import dataclass
 
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 POLICIES = ("prefix-aware", "least-loaded", "round-robin", "random")
 
 
@@ -18,6 +20,10 @@ class RouterConfig:
     redis_group: str = "kvmesh"
     policy: str = "prefix-aware"
     max_request_bytes: int = 4 << 20  # a larger request is refused unread
+    max_header_bytes: int = 64 << 10  # of an HTTP request, its target included
+    header_timeout: float = 10.0  # for the headers of an HTTP request to come
+    body_timeout: float = 60.0  # and its body
+    cors_allow_origins: tuple[str, ...] = ()  # whose pages may call the HTTP API; "*" for all
     max_in_flight: int = 1024  # requests; more get RESOURCE_EXHAUSTED
     tokenizer_threads: int = 2
     request_timeout: float = 3600.0  # for a client that sets no deadline of its own
@@ -32,9 +38,20 @@ class RouterConfig:
             raise ValueError("nodes: must be different from each other")
         if self.policy not in POLICIES:
             raise ValueError(f"policy: must be one of {', '.join(POLICIES)}, is {self.policy!r}")
-        for field in ("max_request_bytes", "max_in_flight", "tokenizer_threads"):
+        for field in (
+            "max_request_bytes",
+            "max_header_bytes",
+            "max_in_flight",
+            "tokenizer_threads",
+        ):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}: must be at least 1, is {getattr(self, field)}")
-        for field in ("request_timeout", "node_silence"):
+        for field in ("request_timeout", "node_silence", "header_timeout", "body_timeout"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field}: must be above 0 seconds, is {getattr(self, field)}")
+        for origin in self.cors_allow_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    "cors_allow_origins: must be * or an origin such as https://example.org, "
+                    f"is {origin!r}"
+                )

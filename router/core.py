@@ -3,8 +3,8 @@
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from kvmesh.errors import invalid, unavailable
@@ -31,11 +31,16 @@ from router.request_log import RequestLog
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a front knows beside the request. `timeout`: seconds, None without a deadline."""
+    """What a front knows beside the request. `timeout`: seconds, None without a deadline.
+
+    `ready` is awaited once the request has passed every check, before anything is reserved for it:
+    of several that belong together none starts if one is wrong.
+    """
 
     endpoint: str  # for the log
     metadata: Iterable[Pair] = ()
     timeout: float | None = None
+    ready: Callable[[], Awaitable[object]] | None = None
 
 
 class RouterCore:
@@ -74,6 +79,12 @@ class RouterCore:
         with self.metrics.observed(endpoint), self._admission.slot() if bounded else nullcontext():
             yield
 
+    def more_places(self, count: int) -> AbstractContextManager[None]:
+        """For a request that stands for `count` more than the one that arrived. Raises
+        RESOURCE_EXHAUSTED, and INVALID_ARGUMENT for so many that there never is room.
+        """
+        return self._admission.slot(count)
+
     @asynccontextmanager
     async def generate(self, request: pb.GenerateRequest, caller: Caller) -> AsyncIterator[Answer]:
         """An answer whose first frame is there; leaving the block releases all of it everywhere.
@@ -83,6 +94,8 @@ class RouterCore:
         arrived = time.monotonic()
         with self._log.entry(caller.endpoint, request) as entry:
             prompt, model = await self._prepare(request)
+            if caller.ready is not None:
+                await caller.ready()
             deadline = arrived + self._limit(caller.timeout)
             job = Job(request, prompt, model, caller.metadata, arrived, deadline)
             answer = await self._dispatcher.open(job)

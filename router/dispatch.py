@@ -98,7 +98,7 @@ class Dispatcher:
         try:
             first = await running.first_frame()
             self._metrics.first_token(time.monotonic() - job.arrived)
-            return Answer(running, report, first)
+            return Answer(running, report, job.prompt, job.model, first)
         except BaseException:
             running.close()
             raise

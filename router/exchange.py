@@ -3,32 +3,46 @@
 import asyncio
 import time
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from kvmesh.errors import Code, RequestError
-from router.answer import Answer
+from kvmesh.errors import Code, RequestError, unavailable
 from router.http_errors import error_response, in_openais_words
+from router.http_head import choose_request_id
+from router.http_io import read_body
 from router.openai_answers import error_body, event
+
+T = TypeVar("T")
 
 
 class Exchange:
     """Knows whether the answer has begun: before that an error is a status, after it an event in
-    the stream.
+    the stream. Several tasks may write events; each is sent whole.
 
     `send` waits while the client reads slower than we write, so an unread stream stays bounded.
+    Once `closing` is set, what still runs ends with an error that says so.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, closing: asyncio.Event) -> None:
         self.request = Request(scope, receive)
         self.names: dict[str, str] = {}  # of fields, in the client's words
         self._scope, self._receive, self._send = scope, receive, send
+        self._closing = closing
         self._start = time.monotonic()
+        self._writing = asyncio.Lock()
         self._streaming = False
         self._complete = False
+
+    def request_id(self, own: str | None) -> str:
+        """The header's, else `own` of the body, else a new one; not checked."""
+        return choose_request_id(self._scope, own)
+
+    async def read(self, max_bytes: int, timeout: float) -> bytes:
+        """The body. Raises RequestError."""
+        return await self._unless(read_body(self.request, max_bytes, timeout))
 
     async def while_there(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs `work` and raises what it raises. Raises CANCELLED, and cancels it, as soon as the
@@ -36,17 +50,25 @@ class Exchange:
 
         The body must have been read: from then on ASGI has nothing to say but that.
         """
+        await self._unless(work, self._gone())
+
+    async def _unless(
+        self, work: Coroutine[Any, Any, T], gone: Coroutine[Any, Any, None] | None = None
+    ) -> T:
         task = asyncio.ensure_future(work)
-        gone = asyncio.ensure_future(self._gone())
+        closing = asyncio.ensure_future(self._closing.wait())
+        others = [closing] if gone is None else [closing, asyncio.ensure_future(gone)]
         try:
-            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, *others), return_when=asyncio.FIRST_COMPLETED)
             if not task.done() and not self._complete:
+                if closing.done():
+                    raise unavailable("the router is shutting down")
                 raise RequestError(Code.CANCELLED, "the client left")
-            await task
+            return await task
         finally:
-            for each in (gone, task):
+            for each in (task, *others):
                 each.cancel()
-            await asyncio.gather(gone, task, return_exceptions=True)
+            await asyncio.gather(task, *others, return_exceptions=True)
 
     async def _gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -55,27 +77,35 @@ class Exchange:
     def elapsed_us(self) -> int:
         return int((time.monotonic() - self._start) * 1e6)
 
-    async def start_stream(self, answer: Answer) -> None:
-        headers = {
-            "content-type": "text/event-stream; charset=utf-8",
-            "cache-control": "no-cache",
-            **_names(answer),
-        }
-        encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await self._send({"type": "http.response.start", "status": 200, "headers": encoded})
-        self._streaming = True
+    async def start_stream(self, headers: dict[str, str]) -> None:
+        """Nothing happens the second time."""
+        async with self._writing:
+            if self._streaming:
+                return
+            headers = {
+                "content-type": "text/event-stream; charset=utf-8",
+                "cache-control": "no-cache",
+                **headers,
+            }
+            encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+            await self._send({"type": "http.response.start", "status": 200, "headers": encoded})
+            self._streaming = True
 
     async def write(self, events: bytes) -> None:
         if events:
-            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+            await self._write(events)
 
     async def end(self, events: bytes) -> None:
         self._complete = True
-        await self._send({"type": "http.response.body", "body": events, "more_body": False})
+        await self._write(events, more=False)
 
-    async def send_json(self, value: dict[str, Any], answer: Answer) -> None:
+    async def _write(self, events: bytes, more: bool = True) -> None:
+        async with self._writing:
+            await self._send({"type": "http.response.body", "body": events, "more_body": more})
+
+    async def send_json(self, body: bytes, headers: dict[str, str] | None = None) -> None:
         self._complete = True
-        response = JSONResponse(value, headers=_names(answer))
+        response = Response(body, headers=headers, media_type="application/json")
         await response(self._scope, self._receive, self._send)
 
     async def fail(self, error: RequestError) -> None:
@@ -86,11 +116,4 @@ class Exchange:
         if self._streaming:
             await self.end(event(error_body(error)))
             return
-        response = error_response(error)
-        if request_id := self.request.headers.get("x-request-id"):
-            response.headers["x-request-id"] = request_id[:128]
-        await response(self._scope, self._receive, self._send)
-
-
-def _names(answer: Answer) -> dict[str, str]:
-    return {"x-request-id": answer.report.request_id, "x-kvmesh-node": answer.report.node}
+        await error_response(error)(self._scope, self._receive, self._send)

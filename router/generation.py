@@ -1,96 +1,86 @@
-"""OpenAI's two generating endpoints, as ASGI applications."""
+"""OpenAI's two generating endpoints."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from dataclasses import replace
 
-from starlette.types import Receive, Scope, Send
-
+from kvmesh.errors import RequestError
 from kvmesh.v1 import generate_pb2 as pb
-from router.answer import Answer
+from router.config import RouterConfig
 from router.core import Caller, RouterCore
 from router.exchange import Exchange
-from router.failures import as_request_error
-from router.http_io import parse_body, read_body
+from router.http_endpoint import Endpoint, off_loop
+from router.http_errors import in_openais_words
+from router.http_io import parse_body
 from router.metadata import trace
-from router.openai_answers import DONE, AnswerForm, Transcript, event
-from router.openai_requests import ChatBody, CompletionBody
-
-SMALL = 64 << 10
-"""Bytes of a body that are read on the event loop: a thread's round trip costs more."""
-
+from router.openai_chat import ChatBody
+from router.openai_completions import CompletionBody
+from router.openai_replies import Asked, Reply, StreamReply, WholeReply
 
 Body = CompletionBody | ChatBody
 
 
-class GenerationEndpoint:
-    """POST /v1/completions or /v1/chat/completions. A client that leaves ends the node's work."""
+class GenerationEndpoint(Endpoint):
+    """POST /v1/completions or /v1/chat/completions."""
 
     def __init__(
-        self, core: RouterCore, kind: type[CompletionBody] | type[ChatBody], max_bytes: int
+        self, kind: type[Body], core: RouterCore, config: RouterConfig, closing: asyncio.Event
     ) -> None:
-        self._core = core
         self._kind = kind
-        self._max_bytes = max_bytes
         self._chat = kind is ChatBody
-        self._name = "chat" if self._chat else "completions"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
-        try:
-            with self._core.arrival(self._name):
-                raw = await read_body(exchange.request, self._max_bytes)
-                await exchange.while_there(self._answer(raw, exchange))
-        except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
-            await exchange.fail(as_request_error(error))
+        super().__init__("chat" if self._chat else "completions", core, config, closing)
 
     async def _answer(self, raw: bytes, exchange: Exchange) -> None:
-        if len(raw) <= SMALL:
-            body, request = self._parsed(raw, exchange)
-        else:
-            body, request = await asyncio.to_thread(self._parsed, raw, exchange)
+        asked, requests, reply_form = await off_loop(raw, lambda: self._read(raw, exchange))
+        reply = reply_form(asked, exchange)
         caller = Caller(self._name, trace(exchange.request.headers))
-        async with self._core.generate(request, caller) as answer:
-            ttft_us = exchange.elapsed_us()
-            model = self._core.fleet.model.name
-            form = AnswerForm(chat=self._chat, model=model, request_id=answer.report.request_id)
-            if body.streams:
-                await exchange.start_stream(answer)
-                await self._stream(answer, form, ttft_us, body.wants_usage, exchange)
-            else:
-                await self._whole(answer, form, ttft_us, exchange)
+        if len(requests) == 1:
+            await self._run(0, requests[0], caller, reply)
+        else:
+            await self._run_all(requests, caller, reply)
 
-    def _parsed(self, raw: bytes, exchange: Exchange) -> tuple[Body, pb.GenerateRequest]:
+    def _read(
+        self, raw: bytes, exchange: Exchange
+    ) -> tuple[Asked, list[pb.GenerateRequest], type[Reply]]:
+        """What is asked, one request a prompt, and the form of the reply. Raises RequestError."""
         body = parse_body(raw, self._kind)
         exchange.names = body.names
-        return body, body.to_request(exchange.request.headers.get("x-request-id", ""))
+        request_id = exchange.request_id(body.request_id)
+        requests = body.to_requests(request_id)
+        asked = Asked(self._chat, request_id, len(requests), body.options)
+        return asked, requests, StreamReply if body.streams else WholeReply
 
-    async def _whole(
-        self, answer: Answer, form: AnswerForm, ttft_us: int, exchange: Exchange
+    async def _run(
+        self, place: int, request: pb.GenerateRequest, caller: Caller, reply: Reply
     ) -> None:
-        transcript = Transcript(answer.report)
-        text = "".join([piece async for piece in _pieces(answer, transcript)])
-        transcript.summary = await answer.summary()
-        await exchange.send_json(form.whole(text, transcript, ttft_us), answer)
+        async with self._core.generate(request, caller) as answer:
+            transcript = await reply.begin(place, answer)
+            while (frame := await answer.read()) is not None:
+                await reply.take(transcript, frame)
+            transcript.summary = await answer.summary()
+            await reply.end(transcript)
 
-    async def _stream(
-        self,
-        answer: Answer,
-        form: AnswerForm,
-        ttft_us: int,
-        with_usage: bool,
-        exchange: Exchange,
+    async def _run_all(
+        self, requests: list[pb.GenerateRequest], caller: Caller, reply: Reply
     ) -> None:
-        """The finish reason is held back until the node has said that all is well."""
-        transcript = Transcript(answer.report)
-        await exchange.write(b"".join(map(event, form.opening())))
-        async for text in _pieces(answer, transcript):
-            if text:
-                await exchange.write(event(form.piece(text)))
-        transcript.summary = await answer.summary()
-        closing = form.closing(transcript, ttft_us, with_usage=with_usage)
-        await exchange.end(b"".join(map(event, closing)) + DONE)
+        """Side by side, once all are found right. The first that fails ends the others."""
+        together = replace(caller, ready=asyncio.Barrier(len(requests)).wait)
+
+        async def run(place: int) -> None:
+            try:
+                await self._run(place, requests[place], together, reply)
+            except RequestError as error:
+                raise _of_prompt(place, error) from error
+
+        with self._core.more_places(len(requests) - 1):
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for place in range(len(requests)):
+                        group.create_task(run(place))
+            except BaseExceptionGroup as failures:
+                raise failures.exceptions[0] from None
 
 
-async def _pieces(answer: Answer, transcript: Transcript) -> AsyncIterator[str]:
-    while (frame := await answer.read()) is not None:
-        yield transcript.read(frame)
+def _of_prompt(place: int, error: RequestError) -> RequestError:
+    """About one prompt of several."""
+    name = f"prompt[{place}]"
+    return in_openais_words(error, {"prompt": name, "text": name, "token_ids": name})

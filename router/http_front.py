@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import Iterator
 
@@ -9,9 +10,11 @@ import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from kvmesh import __version__
 from kvmesh.errors import Code, RequestError
@@ -21,9 +24,17 @@ from router.core import RouterCore
 from router.failures import as_request_error
 from router.fleet_view import FleetView
 from router.generation import GenerationEndpoint
+from router.http_connection import PatientConfig
+from router.http_endpoint import Endpoint
 from router.http_errors import error_response
+from router.http_head import Head
 from router.openai_answers import error_body
-from router.openai_requests import ChatBody, CompletionBody
+from router.openai_chat import ChatBody
+from router.openai_completions import CompletionBody
+from router.tokenization import DetokenizeEndpoint, TokenizeEndpoint
+
+ENDING = 1.0
+"""Seconds for the last words of answers that the grace has cut off."""
 
 
 class HttpFront:
@@ -33,15 +44,19 @@ class HttpFront:
         self._core = core
         self._view = view
         self._config = config
+        self._closing = asyncio.Event()
         self._server = _Server(
-            uvicorn.Config(
+            PatientConfig(
                 self._application(),
+                header_timeout=config.header_timeout,
+                h11_max_incomplete_event_size=config.max_header_bytes,
                 log_config=None,
                 access_log=False,
                 lifespan="off",
                 server_header=False,
                 ws="none",
-                timeout_graceful_shutdown=max(1, round(config.shutdown_grace)),
+                # For a client that does not even read that its answer has ended.
+                timeout_graceful_shutdown=math.ceil(config.shutdown_grace + ENDING),
             )
         )
         self._serving: asyncio.Task[None] | None = None
@@ -54,11 +69,15 @@ class HttpFront:
         return port
 
     async def stop(self, grace: float) -> None:
-        """Takes no new connection; running answers may finish within `grace` seconds."""
+        """Takes no new connection; running answers may finish within `grace` seconds, then they end
+        with an error that says why.
+        """
         if self._serving is None:
             return
         self._server.should_exit = True
-        await asyncio.wait((self._serving,), timeout=grace + 2.0)
+        await asyncio.wait((self._serving,), timeout=grace)
+        self._closing.set()
+        await asyncio.wait((self._serving,), timeout=2 * ENDING)
         self._server.force_exit = True
         await self._serving
 
@@ -71,14 +90,29 @@ class HttpFront:
                 f"http_port: cannot listen on {address[0]}:{address[1]}: {error}"
             ) from error
 
-    def _application(self) -> Starlette:
-        limit = self._config.max_request_bytes
-        completions = GenerationEndpoint(self._core, CompletionBody, limit)
-        chat = GenerationEndpoint(self._core, ChatBody, limit)
+    def _application(self) -> ASGIApp:
+        app: ASGIApp = self._routes()
+        if self._config.cors_allow_origins:
+            app = CORSMiddleware(
+                app,
+                allow_origins=self._config.cors_allow_origins,
+                allow_methods=("GET", "POST"),
+                allow_headers=("*",),
+                expose_headers=("x-request-id", "x-kvmesh-node", "retry-after"),
+            )
+        return Head(app, self._config.max_header_bytes)
+
+    def _routes(self) -> Starlette:
+        shared = (self._core, self._config, self._closing)
+        posts: dict[str, Endpoint] = {
+            "/v1/completions": GenerationEndpoint(CompletionBody, *shared),
+            "/v1/chat/completions": GenerationEndpoint(ChatBody, *shared),
+            "/tokenize": TokenizeEndpoint("tokenize", *shared),
+            "/detokenize": DetokenizeEndpoint("detokenize", *shared),
+        }
         return Starlette(
             routes=[
-                Route("/v1/completions", completions, methods=["POST"]),
-                Route("/v1/chat/completions", chat, methods=["POST"]),
+                *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()),
                 Route("/v1/models", self._models),
                 Route("/v1/models/{model:path}", self._model),
                 Route("/health", self._health),

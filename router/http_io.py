@@ -5,7 +5,7 @@ import gc
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -15,29 +15,37 @@ from kvmesh.errors import Code, RequestError, invalid
 
 B = TypeVar("B", bound=BaseModel)
 
-BODY_TIMEOUT = 60.0  # seconds
-
 DRAIN_FACTOR = 16
 """A body above the bound is read on, and thrown away, up to so many times the bound: a client that
 still sends sees no answer otherwise.
 """
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
+class SlowClientError(RequestError):
+    """The client did not send its request in time; HTTP has a code for that."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Code.DEADLINE_EXCEEDED, message)
+
+    @property
+    def http_code(self) -> int:
+        return 408
+
+
+async def read_body(request: Request, max_bytes: int, timeout: float) -> bytes:
     """The whole body. Holds at most `max_bytes` of it; raises INVALID_ARGUMENT for a longer one,
-    DEADLINE_EXCEEDED for one that does not come.
+    SlowClientError for one that has not come within `timeout` seconds.
     """
     declared = int(request.headers.get("content-length") or 0)
     if declared > max_bytes and request.headers.get("expect"):
         raise _too_large(max_bytes)  # the client has not begun to send
     try:
-        async with asyncio.timeout(BODY_TIMEOUT):
+        async with asyncio.timeout(timeout):
             body = await _read_at_most(request, max_bytes)
     except ClientDisconnect:
         raise RequestError(Code.CANCELLED, "the client left while it sent the request") from None
     except TimeoutError:
-        message = f"the body did not come within {BODY_TIMEOUT:g} s"
-        raise RequestError(Code.DEADLINE_EXCEEDED, message) from None
+        raise SlowClientError(f"the body did not come within {timeout:g} s") from None
     if body is None:
         raise _too_large(max_bytes)
     return body
@@ -63,7 +71,12 @@ def _too_large(max_bytes: int) -> RequestError:
 
 
 def parse_body(body: bytes, kind: type[B]) -> B:
-    """The request in `body`. Raises INVALID_ARGUMENT that names the first wrong field.
+    """The request in `body`. Raises INVALID_ARGUMENT that names the first wrong field."""
+    return validated(read_json(body), kind)
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """The object in `body`. Raises INVALID_ARGUMENT.
 
     Bytes that are no UTF-8 become lone surrogates, which the model refuses by the name of the field
     that has them. NaN gets through the parser for the same reason.
@@ -75,6 +88,11 @@ def parse_body(body: bytes, kind: type[B]) -> B:
         raise invalid("body", f"is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise invalid("body", "must be a JSON object")
+    return value
+
+
+def validated(value: dict[str, Any], kind: type[B]) -> B:
+    """Raises INVALID_ARGUMENT that names the first wrong field."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:

@@ -1,60 +1,27 @@
-"""OpenAI's request bodies, with vLLM's extras, as generation requests of ours.
+"""What OpenAI's two generating requests share, with vLLM's extras, as sampling parameters of ours.
 
 Fields that we do not know are ignored and null means the default, as OpenAI's clients expect; types
-are strict.
+are strict. A field that we know and cannot serve is refused by its name.
 """
 
-import json
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kvmesh.errors import invalid, unimplemented
-from kvmesh.packing import pack_tokens
 from kvmesh.v1 import generate_pb2 as pb
-from kvmesh.validation import MAX_BIASES, MAX_SAMPLES
-
-UINT32 = 2**32 - 1
-COMPLETION_MAX_TOKENS = 16
-"""OpenAI's default for /v1/completions."""
-
-Count = Annotated[int, Field(ge=0, le=UINT32)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-
-
-def _unicode(text: str) -> str:
-    """JSON can smuggle in half a surrogate pair, which is no text and no protobuf string."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"must be valid Unicode, is not at character {error.start}") from None
-    return text
-
-
-def _few(value: Any) -> Any:
-    """Asked before the entries are looked at."""
-    if isinstance(value, dict) and len(value) > MAX_BIASES:
-        raise ValueError(f"must have at most {MAX_BIASES} entries, has {len(value)}")
-    return value
-
-
-Text = Annotated[str, AfterValidator(_unicode)]
-TokenId = Annotated[int, Field(ge=0, le=UINT32)]
-Biases = Annotated[dict[str, Number], BeforeValidator(_few)]
-
-# One wrong element is named, and a body of a few MB has a million: to describe them all takes a
-# minute, and two gigabytes.
-Texts = Annotated[list[Text], Field(fail_fast=True)]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
-Prompts = Annotated[list[TokenIds], Field(fail_fast=True, max_length=MAX_SAMPLES)]
-Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+from router.openai_fields import (
+    UINT32,
+    Biases,
+    Count,
+    Number,
+    Priority,
+    Stops,
+    StopTokenIds,
+    Text,
+)
 
 # Same name and meaning in both; None leaves the default to the router.
 _PLAIN = (
@@ -71,31 +38,84 @@ _PLAIN = (
     "skip_special_tokens",
 )
 
+# Fields that would change the answer, and the values that ask for nothing.
+_UNSERVED: Mapping[str, tuple[Any, ...]] = {
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "cache_salt": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logprob_token_ids": ([],),
+    "prompt_embeds": (),
+    "repetition_detection": (),
+    "structured_outputs": (),
+    "thinking_token_budget": (-1,),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
 
-def _formatted(request: pb.GenerateRequest) -> pb.GenerateRequest:
-    """`request`, unless the answer over HTTP has no place for what it asks: UNIMPLEMENTED then."""
-    params = request.sampling
-    for field in ("n", "best_of"):
-        if getattr(params, field) > 1:
-            raise unimplemented(field, "only 1 is served over HTTP by this version")
-    for field in ("logprobs", "prompt_logprobs"):
-        if params.HasField(field):  # type: ignore[arg-type]  # the stub wants a literal
-            raise unimplemented(field, "not served over HTTP by this version, leave it out")
-    if params.HasField("max_tokens") and params.max_tokens == 0:
-        raise unimplemented("max_tokens", "0 is not served over HTTP by this version, send 1")
-    return request
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """What an answer must hold beside the text. `n`: choices a prompt."""
+
+    n: int = 1
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+    echo: bool = False
+    token_ids: bool = False
+    tokens_as_ids: bool = False  # spelled "token_id:5" in log-probabilities
+    usage: bool = False  # in a stream; an answer in one piece always has it
+    continuous_usage: bool = False
+    skip_special_tokens: bool = True
+    stop_token_ids: frozenset[int] = frozenset()
 
 
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True)
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
-class _Shared(BaseModel):
+class ResponseFormat(BaseModel):
     model_config = ConfigDict(strict=True)
 
+    type: Text
+
+
+class Body(BaseModel):
+    """A request's fields. Every problem is an error that names the field."""
+
+    model_config = ConfigDict(strict=True)
+    unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = _UNSERVED
+
     model: Text | None = None
+    request_id: Text | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        """Raises UNIMPLEMENTED, which pydantic lets through."""
+        for field, neutral in cls.unserved.items():
+            given = value.get(field)
+            if given is not None and given not in neutral:
+                raise unimplemented(field, "not served by this version, leave it out")
+        return value
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What fields of ours are called here, where the client had a choice."""
+        return {}
+
+
+class SamplingBody(Body):
+    """Fields of completions and chat alike."""
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
@@ -104,12 +124,12 @@ class _Shared(BaseModel):
     top_k: Annotated[int, Field(ge=-1, le=UINT32)] | None = None
     min_p: Number | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Text | Texts | None = None
-    stop_token_ids: TokenIds | None = None
+    stop: Stops | None = None
+    stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     skip_special_tokens: bool | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    priority: Priority | None = None
     n: Count | None = None
     best_of: Count | None = None
     repetition_penalty: Number | None = None
@@ -117,34 +137,49 @@ class _Shared(BaseModel):
     frequency_penalty: Number | None = None
     prompt_logprobs: Count | None = None
     logit_bias: Biases | None = None
-    response_format: dict[str, Any] | None = None
-
-    @property
-    def names(self) -> dict[str, str]:
-        """What fields of ours are called here, where the client had a choice."""
-        return {}
+    response_format: ResponseFormat | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
     @property
     def streams(self) -> bool:
         return bool(self.stream)
 
-    @property
-    def wants_usage(self) -> bool:
-        """In a stream; an answer in one piece always has it."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def _options(self, *, logprobs: bool, echo: bool = False) -> AnswerOptions:
+        stream = self.stream_options or StreamOptions()
+        return AnswerOptions(
+            n=1 if self.n is None else self.n,
+            logprobs=logprobs,
+            prompt_logprobs=self.prompt_logprobs is not None,
+            echo=echo,
+            token_ids=bool(self.return_token_ids),
+            tokens_as_ids=bool(self.return_tokens_as_token_ids),
+            usage=bool(stream.include_usage),
+            continuous_usage=bool(stream.include_usage and stream.continuous_usage_stats),
+            skip_special_tokens=self.skip_special_tokens is not False,
+            stop_token_ids=frozenset(self.stop_token_ids or ()),
+        )
 
     def _request(self, request_id: str, max_tokens: int | None) -> pb.GenerateRequest:
-        if self.response_format and self.response_format.get("type", "text") != "text":
-            raise unimplemented("response_format", "only text is served by this version")
-        if self.logit_bias:
-            raise unimplemented("logit_bias", "not served by this version, leave it out")
+        """Without the prompt. Raises INVALID_ARGUMENT and UNIMPLEMENTED by field."""
+        self._check()
         request = pb.GenerateRequest(
-            model=self.model or "", request_id=request_id, priority=self.priority or 0
+            model=self.model or "",
+            request_id=request_id,
+            priority=-(self.priority or 0),  # vLLM runs the lower first, we the larger
         )
         self._set_sampling(request.sampling)
         if max_tokens is not None:
             request.sampling.max_tokens = max_tokens
         return request
+
+    def _check(self) -> None:
+        if self.stream_options and not self.stream:
+            raise invalid("stream_options", "must not be set without stream, leave it out")
+        if self.prompt_logprobs is not None and self.stream:
+            raise invalid("prompt_logprobs", "must not be set with stream, leave one of them out")
+        if self.response_format and self.response_format.type != "text":
+            raise unimplemented("response_format", "only text is served by this version")
 
     def _set_sampling(self, params: pb.SamplingParams) -> None:
         for field in _PLAIN:
@@ -157,117 +192,12 @@ class _Shared(BaseModel):
         params.ignore_eos = bool(self.ignore_eos)
         params.stop.extend([self.stop] if isinstance(self.stop, str) else self.stop or ())
         params.stop_token_ids.extend(self.stop_token_ids or ())
+        for token, bias in (self.logit_bias or {}).items():
+            params.logit_bias[_token_id(token)] = bias
 
 
-class CompletionBody(_Shared):
-    """POST /v1/completions."""
-
-    prompt: Text | Texts | TokenIds | Prompts | None = None
-    logprobs: Count | None = None
-    echo: bool | None = None
-    suffix: Text | None = None
-
-    def to_request(self, request_id: str) -> pb.GenerateRequest:
-        """Raises INVALID_ARGUMENT and UNIMPLEMENTED by field."""
-        if self.echo or self.suffix:
-            field = "echo" if self.echo else "suffix"
-            raise unimplemented(field, "not served by this version, leave it out")
-        limit = COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        request = self._request(request_id, limit)
-        if self.logprobs is not None:
-            request.sampling.logprobs = self.logprobs
-        prompt = self._single_prompt()
-        if isinstance(prompt, str):
-            request.text = prompt
-        else:
-            request.token_ids = pack_tokens(prompt)
-        return _formatted(request)
-
-    def _single_prompt(self) -> str | list[int]:
-        prompt = self.prompt
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-            if len(prompt) > 1:
-                raise invalid("prompt", f"must be one prompt per request, has {len(prompt)}")
-            prompt = prompt[0]
-        if not prompt:
-            raise invalid("prompt", "must not be empty, send a text or a list of token ids")
-        return prompt  # type: ignore[return-value]  # lists of lists are unpacked above
-
-
-class TextPart(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    type: Text
-    text: Text = ""
-
-    @field_validator("type")
-    @classmethod
-    def _only_text(cls, value: str) -> str:
-        if value != "text":
-            raise ValueError(f"only text parts are served, not {value[:64]}")
-        return value
-
-
-class Message(BaseModel):
-    """Other keys (name, tool_calls, tool_call_id) go to the template as they are."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    role: Text
-    content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
-
-    def to_message(self) -> pb.ChatMessage:
-        extra = {key: value for key, value in (self.model_extra or {}).items() if value is not None}
-        return pb.ChatMessage(
-            role=self.role,
-            content=self._text(),
-            extra_json=json.dumps(extra) if extra else "",
-        )
-
-    def _text(self) -> str:
-        if isinstance(self.content, list):
-            return "\n".join(part.text for part in self.content)
-        return self.content or ""
-
-
-class ChatBody(_Shared):
-    """POST /v1/chat/completions."""
-
-    messages: Annotated[list[Message], Field(fail_fast=True)]
-    max_completion_tokens: Count | None = None
-    logprobs: bool | None = None
-    top_logprobs: Count | None = None
-    tools: Objects | None = None
-    tool_choice: Literal["none", "auto"] | Any = None
-    add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-    @property
-    def names(self) -> dict[str, str]:
-        newer = self.max_completion_tokens is not None
-        return {"max_tokens": "max_completion_tokens"} if newer else {}
-
-    def to_request(self, request_id: str) -> pb.GenerateRequest:
-        """Raises INVALID_ARGUMENT and UNIMPLEMENTED by field."""
-        if not self.messages:
-            raise invalid("messages", "must not be empty, send at least one message")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise unimplemented("tool_choice", "only none and auto are served by this version")
-        limit = (
-            self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        )
-        request = self._request(request_id, limit)
-        if self.logprobs or self.top_logprobs:
-            request.sampling.logprobs = self.top_logprobs or 0
-        request.chat.CopyFrom(self._chat())
-        return _formatted(request)
-
-    def _chat(self) -> pb.Chat:
-        return pb.Chat(
-            messages=[message.to_message() for message in self.messages],
-            add_generation_prompt=self.add_generation_prompt,
-            tools_json=json.dumps(self.tools) if self.tools else "",
-            template_args_json=(
-                json.dumps(self.chat_template_kwargs) if self.chat_template_kwargs else ""
-            ),
-        )
+def _token_id(key: str) -> int:
+    """JSON's keys are texts."""
+    if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= UINT32):
+        raise invalid("logit_bias", f"keys must be token ids such as '50', one is {key[:64]!r}")
+    return int(key)

@@ -12,7 +12,7 @@ from kvmesh.errors import invalid
 from kvmesh.packing import pack_tokens, unpack_tokens
 from kvmesh.v1 import generate_pb2 as pb
 from kvmesh.v1 import inference_pb2
-from kvmesh.validation import check_prompt_length, check_token_ids
+from kvmesh.validation import MAX_MESSAGES, check_prompt_length, check_token_ids
 from prefix_index.keys import block_keys
 from router.fleet import Model
 
@@ -38,6 +38,7 @@ class Prompt:
     keys: list[bytes]
     tokenize_us: int
     key_us: int
+    text: str | None = None  # of a prompt that came as such
 
 
 class PromptReader:
@@ -81,7 +82,12 @@ def _read(request: pb.GenerateRequest, model: Model) -> Prompt:
     keys = [] if request.cache == pb.CACHE_MODE_OFF else _keys(token_ids, model)
     keyed = time.perf_counter_ns()
     return Prompt(
-        token_ids, count, keys, (tokenized - start) // 1000, key_us=(keyed - tokenized) // 1000
+        token_ids,
+        count,
+        keys,
+        tokenize_us=(tokenized - start) // 1000,
+        key_us=(keyed - tokenized) // 1000,
+        text=request.text if request.HasField("text") else None,
     )
 
 
@@ -128,6 +134,10 @@ def render(chat: pb.Chat, model: Model) -> str:
     """The chat as the model's template writes it. Raises INVALID_ARGUMENT by field."""
     if not chat.messages:
         raise invalid("messages", "must not be empty, send at least one message")
+    if len(chat.messages) > MAX_MESSAGES:
+        raise invalid(
+            "messages", f"must have at most {MAX_MESSAGES} entries, has {len(chat.messages)}"
+        )
     messages = [_message(place, message) for place, message in enumerate(chat.messages)]
     tools = _json("tools_json", chat.tools_json, list) if chat.tools_json else None
     variables = _variables(chat.template_args_json)

@@ -10,6 +10,20 @@ POLICY_FLAGS = {
     "policy": Flag("How a node is chosen for a request.", ROUTING, choices=POLICIES),
 }
 
+HTTP_FLAGS = {
+    "max_header_bytes": Flag(
+        "An HTTP request with more in its head is refused.", LIMITS, least=1024
+    ),
+    "header_timeout": Flag("Seconds for the headers of an HTTP request to come.", LIMITS),
+    "body_timeout": Flag("Seconds for the body of an HTTP request to come.", LIMITS),
+    "cors_allow_origins": Flag(
+        "Origin whose pages may call the HTTP API from a browser, or * for all. Once for each.",
+        NETWORK,
+        name="cors-allow-origin",
+        env="KVMESH_CORS_ALLOW_ORIGINS",
+        default_text="none",
+    ),
+}
 ROUTER_FLAGS = {
     "nodes": Flag(
         "host:port of a cache node. Once for each node.", ROUTING, name="node", env="KVMESH_NODES"
@@ -22,6 +36,7 @@ ROUTER_FLAGS = {
     "grpc_port": Flag("Port of the gRPC API.", NETWORK, least=0, most=65535),
     **INDEX_FLAGS,
     "max_request_bytes": Flag("A larger request is refused unread.", LIMITS, least=1),
+    **HTTP_FLAGS,
     "max_in_flight": Flag("Most requests at once; more are told to come back.", LIMITS, least=1),
     "tokenizer_threads": Flag("Threads that tokenise prompts.", LIMITS, least=1),
     "request_timeout": Flag("Seconds for a request whose client sets no deadline.", LIMITS),

@@ -7,10 +7,11 @@ from cache_node.config import NodeConfig
 from kvmesh.cli.flags import Flag
 from kvmesh.cli.node_flags import ENGINE_FLAGS, INDEX_FLAGS, LOG_FLAGS, MODEL_FLAGS, NETWORK
 from kvmesh.cli.ports import free_ports
-from kvmesh.cli.router_flags import POLICY_FLAGS
+from kvmesh.cli.router_flags import HTTP_FLAGS, POLICY_FLAGS
 from router.config import RouterConfig
 
 NODE = NodeConfig()
+ROUTER = RouterConfig(nodes=("the defaults, of no router:1",))
 FLEET = "Fleet"
 
 
@@ -24,6 +25,10 @@ class ServeConfig:
     host: str = "127.0.0.1"
     http_port: int = 8000
     grpc_port: int = 50051
+    max_header_bytes: int = ROUTER.max_header_bytes
+    header_timeout: float = ROUTER.header_timeout
+    body_timeout: float = ROUTER.body_timeout
+    cors_allow_origins: tuple[str, ...] = ROUTER.cors_allow_origins
     node_port_base: int | None = None
     redis_url: str | None = NODE.redis_url
     redis_group: str = NODE.redis_group
@@ -70,6 +75,10 @@ class ServeConfig:
             redis_url=self.redis_url,
             redis_group=self.redis_group,
             policy=self.policy,
+            max_header_bytes=self.max_header_bytes,
+            header_timeout=self.header_timeout,
+            body_timeout=self.body_timeout,
+            cors_allow_origins=self.cors_allow_origins,
             shutdown_grace=self.shutdown_grace,
             log_requests=self.log_requests,
         )
@@ -110,6 +119,7 @@ SERVE_FLAGS = {
         most=65535,
         default_text="free ports",
     ),
+    **HTTP_FLAGS,
     **INDEX_FLAGS,
     **MODEL_FLAGS,
     **ENGINE_FLAGS,

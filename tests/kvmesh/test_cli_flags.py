@@ -29,8 +29,20 @@ CONFIGS = {
         ),
         NODE_FLAGS,
     ),
-    "router": (RouterConfig(nodes=("a:1", "b:2"), policy="random"), ROUTER_FLAGS),
-    "serve": (ServeConfig(nodes=3, node_port_base=4000, shutdown_grace=0.5), SERVE_FLAGS),
+    "router": (
+        RouterConfig(nodes=("a:1", "b:2"), policy="random", cors_allow_origins=("*",)),
+        ROUTER_FLAGS,
+    ),
+    "serve": (
+        ServeConfig(
+            nodes=3,
+            node_port_base=4000,
+            shutdown_grace=0.5,
+            header_timeout=2.5,
+            cors_allow_origins=("https://a.example", "http://b.example:8080"),
+        ),
+        SERVE_FLAGS,
+    ),
 }
 
 

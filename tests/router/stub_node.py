@@ -1,8 +1,10 @@
 """A cache node whose model is a script and whose everything else is real: sockets, gRPC, block
 events, tokenizer.
 
-It answers with the prompt's own tokens over and over. In-process tests set its attributes; over the
-wire the client's metadata `x-stub` scripts one request, such as "fail-after=3 code=INTERNAL".
+It answers with the prompt's own tokens over and over, sample i from its i-th token on. In-process
+tests set its attributes; over the wire the client's metadata `x-stub` scripts one request, such as
+"fail-after=3 code=INTERNAL". The log-probability of token t is -t/256, and the most probable ones
+beside it are t+1, t+2 and so on.
 """
 
 import argparse
@@ -193,14 +195,15 @@ class StubNode(rpc.CacheNodeServicer):
         self.notify()
         prompt = unpack_tokens(request.token_ids)
         count = request.sampling.max_tokens
-        for place in range(count):
+        for place in range(max(count, 1)):
             if place:
                 await asyncio.sleep(script.per_token)
             if script.fail_after and place == script.fail_after:
                 await self._fail(context, script.code, "in the middle")
-            token = prompt[place % len(prompt)]
-            frame = _frame(token, last=place + 1 == count, padding=script.padding)
-            if place + 1 == count:
+            last = place + 1 >= count
+            frame = _frame(request.sampling, prompt, place, padding=script.padding)
+            if last:
+                frame.prompt_logprobs.extend(_prompt_logprobs(request.sampling, prompt))
                 frame.summary.CopyFrom(self._summary(request, cached, count, start))
                 usage = frame.summary.SerializeToString()
                 context.set_trailing_metadata(
@@ -227,7 +230,7 @@ class StubNode(rpc.CacheNodeServicer):
             epoch=self.info.epoch,
             usage=generate_pb2.Usage(
                 prompt_tokens=len(request.token_ids) // 4,
-                completion_tokens=count,
+                completion_tokens=count * (request.sampling.n or 1),
                 cached=generate_pb2.CachedTokens(gpu=cached),
             ),
             queue_us=1000,
@@ -247,12 +250,45 @@ def _blocks(request: pb.NodeGenerateRequest) -> int:
     return -(-(len(request.token_ids) // 4 + request.sampling.max_tokens) // 16)
 
 
-def _frame(token: int, *, last: bool, padding: int) -> generate_pb2.GenerateResponse:
+def _frame(sampling, prompt, place, *, padding: int) -> generate_pb2.GenerateResponse:
+    if not sampling.max_tokens:  # the prompt only
+        ended = generate_pb2.SampleDelta(finish_reason=generate_pb2.FINISH_REASON_LENGTH)
+        return generate_pb2.GenerateResponse(deltas=[ended])
+    last = place + 1 == sampling.max_tokens
+    samples = range(sampling.n or 1)
+    return generate_pb2.GenerateResponse(
+        deltas=[
+            _delta(sampling, index, prompt[(place + index) % len(prompt)], last, padding)
+            for index in samples
+        ]
+    )
+
+
+def _delta(sampling, index, token, last, padding) -> generate_pb2.SampleDelta:
     text = chr(token) if token < 128 else "?"
-    delta = generate_pb2.SampleDelta(token_ids=pack_tokens([token]), text=text + "." * padding)
+    delta = generate_pb2.SampleDelta(
+        index=index, token_ids=pack_tokens([token]), text=text + "." * padding
+    )
+    if sampling.HasField("logprobs"):
+        delta.logprobs.append(_logprobs(token, sampling.logprobs))
     if last:
         delta.finish_reason = generate_pb2.FINISH_REASON_LENGTH
-    return generate_pb2.GenerateResponse(deltas=[delta])
+    return delta
+
+
+def _logprobs(token, count) -> generate_pb2.TokenLogprobs:
+    top = [(token + step) % 256 for step in range(count)]
+    return generate_pb2.TokenLogprobs(
+        logprob=-token / 256,
+        rank=1,
+        top=[generate_pb2.TokenLogprob(token_id=each, logprob=-each / 256) for each in top],
+    )
+
+
+def _prompt_logprobs(sampling, prompt) -> list[generate_pb2.TokenLogprobs]:
+    if not sampling.HasField("prompt_logprobs"):
+        return []
+    return [_logprobs(token, sampling.prompt_logprobs) for token in prompt[1:]]
 
 
 async def main() -> None:

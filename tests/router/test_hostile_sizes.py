@@ -49,10 +49,10 @@ def repeated(head, element, tail):
 
 
 BODIES = {
-    "texts": ("/v1/completions", repeated(b'{"prompt":[', b"{}", b"]}"), "prompt[0]"),
+    "texts": ("/v1/completions", repeated(b'{"prompt":[', b"{}", b"]}"), "prompt"),
     "lists": ("/v1/completions", repeated(b'{"prompt":[', b"[]", b",1]}"), "prompt"),
     "ids": ("/v1/completions", repeated(b'{"prompt":[', b"1", b"]}"), "prompt"),
-    "stop": ("/v1/completions", repeated(b'{"prompt":"x","stop":[', b"1", b"]}"), "stop[0]"),
+    "stop": ("/v1/completions", repeated(b'{"prompt":"x","stop":[', b"1", b"]}"), "stop"),
     "biases": (
         "/v1/completions",
         b'{"prompt":"x","logit_bias":{'
@@ -63,12 +63,17 @@ BODIES = {
     "messages": (
         "/v1/chat/completions",
         repeated(b'{"messages":[', b"{}", b"]}"),
-        "messages[0].role",
+        "messages",
+    ),
+    "parts": (
+        "/v1/chat/completions",
+        repeated(b'{"messages":[{"role":"user","content":[', b"{}", b"]}]}"),
+        "messages[0].content",
     ),
     "tools": (
         "/v1/chat/completions",
         repeated(b'{"messages":[{"role":"user"}],"tools":[', b"1", b"]}"),
-        "tools[0]",
+        "tools",
     ),
 }
 

@@ -145,6 +145,11 @@ async def test_a_taken_port_is_named(port):
         ("policy", {"policy": "best"}),
         ("max_in_flight", {"max_in_flight": 0}),
         ("node_silence", {"node_silence": 0.0}),
+        ("header_timeout", {"header_timeout": 0.0}),
+        ("body_timeout", {"body_timeout": -1.0}),
+        ("max_header_bytes", {"max_header_bytes": 0}),
+        ("cors_allow_origins", {"cors_allow_origins": ("app.example.org",)}),
+        ("cors_allow_origins", {"cors_allow_origins": ("https://app.example.org/page",)}),
     ],
 )
 def test_a_wrong_configuration_is_named(field, changes):

@@ -17,7 +17,10 @@ CHAT_TEMPLATE = (
     "{% if m.role not in ('system', 'user', 'assistant', 'tool') %}"
     "{{ raise_exception('unknown role ' + m.role) }}{% endif %}"
     "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "{% if m.tool_calls %}"
+    "{{ m.tool_calls | map(attribute='function.arguments') | list }}{% endif %}"
     "{% endfor %}"
+    "{% if mood %}[{{ mood }}][{{ documents[0].title }}][{{ reasoning_effort }}]{% endif %}"
     "{% if tools %}{{ tools | tojson }}{% endif %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
