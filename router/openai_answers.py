@@ -32,8 +32,12 @@ def error_body(error: RequestError) -> dict[str, Any]:
     }
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def encoded(value: dict[str, Any]) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    """Compact JSON. Raises ValueError for a number that JSON does not have."""
+    return _ENCODER.encode(value).encode()
 
 
 def event(value: dict[str, Any]) -> bytes:

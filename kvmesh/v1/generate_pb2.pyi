@@ -159,7 +159,7 @@ class Chat(_message.Message):
     """More variables for the template, a JSON object. Empty: none. Not an object: INVALID_ARGUMENT."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """At least one, else INVALID_ARGUMENT."""
+        """1 to 4096, else INVALID_ARGUMENT."""
 
     def __init__(
         self,

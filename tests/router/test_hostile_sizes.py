@@ -113,3 +113,10 @@ async def test_a_long_text_is_tokenised_beside_the_other_requests(fleet):
     async with nobody_waits():
         error = await refused(fleet, pb.GenerateRequest(text="a " * 1_900_000).SerializeToString())
     assert (error.code, error.field) == (Code.INVALID_ARGUMENT, "prompt")
+
+
+async def test_a_million_messages_are_not_rendered(fleet):
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user")] * 500_000)
+    async with nobody_waits():
+        error = await refused(fleet, pb.GenerateRequest(chat=chat).SerializeToString())
+    assert (error.code, error.field) == (Code.INVALID_ARGUMENT, "messages")
