@@ -101,7 +101,12 @@ def measure_quant(directory: Path, text: str, amount: Amount, say: Say) -> Quant
     needles = _needles(directory, tokens, amount.needles)
     losses, answers, found, executors = {}, {}, {}, {}
     for dtype in KV_CACHE_DTYPES:
-        config = NodeConfig(kv_cache_dtype=dtype, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS)
+        config = NodeConfig(
+            kv_cache_dtype=dtype,
+            block_size=BLOCK_SIZE,
+            num_blocks=NUM_BLOCKS,
+            max_num_batched_tokens=BATCH * CONTEXT,  # prompts are read in one step
+        )
         executor = load_executor(config, directory, lambda _stage, _fraction: None)
         say(f"{dtype}: perplexity over {amount.windows * WINDOW} tokens")
         losses[dtype] = [

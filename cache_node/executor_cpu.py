@@ -16,7 +16,7 @@ from kernels.block_copy import copy_blocks, copy_speed
 from kernels.kv_int4 import tail_slots
 from kernels.kv_layout import KvLayout
 from kernels.kv_pool import KvPool
-from kernels.open_blocks import OpenBlocks
+from kernels.open_blocks import OpenBlocks, tails_for
 from kernels.step import plan_step
 
 SPARE_TAILS = 16
@@ -72,7 +72,8 @@ def make_cpu_executor(
     cpu_blocks = 1 + int(config.swap_space * 2**30) // layout.bytes_per_block
     tails = None
     if config.kv_cache_dtype == "int4":
-        tails = tail_slots(layout, config.max_num_seqs + SPARE_TAILS, model.dtype)
+        needed = tails_for(layout, config.max_num_seqs, config.max_num_batched_tokens)
+        tails = tail_slots(layout, needed + SPARE_TAILS, model.dtype)
     executor = CpuExecutor(model, _make_pool(layout, blocks, scales, tails), cpu_blocks)
     _warm_up(executor)
     executor.copy_bytes_per_second = copy_speed(layout.bytes_per_block)

@@ -34,7 +34,7 @@ class KvScales(NamedTuple):
     """What is fixed before the first block is written; see `KvPool`."""
 
     heads: torch.Tensor | None = None  # [layers, 2, kv_heads], for fp8
-    centres: torch.Tensor | None = None  # [layers, kv_heads, head_dim], for fp8 and int8
+    centres: torch.Tensor | None = None  # [layers, 2, kv_heads, head_dim], for all
 
     @property
     def fingerprint(self) -> bytes:
@@ -46,13 +46,13 @@ class KvScales(NamedTuple):
 def kv_scales(
     directory: Path, model: LlamaModel, kv_cache_dtype: str, sample: Path | None
 ) -> KvScales:
-    """A checkpoint that has scales was made for them, and for keys as they are. Else keys are
-    centred by their means over the start of the text in `sample`, or over a built-in one, and
-    fp8 is scaled by the largest magnitude of each head.
+    """Keys and values are centred by their means over the start of the text in `sample`, or over a
+    built-in one, and fp8 is scaled by the largest magnitude of each head. A checkpoint that has
+    scales for fp8 was made for them, and for keys and values as they are.
 
     Raises ValueError when `sample` cannot be read or is empty.
     """
-    if kv_cache_dtype not in ("fp8", "int8"):
+    if kv_cache_dtype == "auto":
         return KvScales()
     heads = _from_checkpoint(Checkpoint(directory), model.config)
     if heads is not None:
@@ -60,15 +60,15 @@ def kv_scales(
     tokens = Tokenizer.from_directory(directory).encode(_text(sample), True)[:SAMPLE_TOKENS]
     if len(tokens) < 2:
         raise ValueError(f"kv_scale_sample: {sample} holds no text")
-    keys, values = _keys_and_values(model, tokens)
+    kv = _keys_and_values(model, tokens)
     # The first token's keys are like no other's (Xiao et al., arXiv:2309.17453).
-    centres = keys[:, :, 1:].mean(dim=2)
+    centres = kv[:, :, :, 1:].mean(dim=3)
     if model.config.attention_softcap is not None:
-        centres.zero_()  # a capped score is not moved by as much for every key
-    if kv_cache_dtype == "int8":
+        centres[:, 0] = 0.0  # a capped score is not moved by as much for every key
+    if kv_cache_dtype != "fp8":
         return KvScales(None, centres)
-    largest = [(keys - centres.unsqueeze(2)).abs().amax(dim=(2, 3)), values.abs().amax(dim=(2, 3))]
-    return KvScales(torch.stack(largest, 1).clamp(min=1e-3) * (HEADROOM / FP8_MAX), centres)
+    largest = (kv - centres.unsqueeze(3)).abs().amax(dim=(3, 4))
+    return KvScales(largest.clamp(min=1e-3) * (HEADROOM / FP8_MAX), centres)
 
 
 def _from_checkpoint(checkpoint: Checkpoint, config: ModelConfig) -> torch.Tensor | None:
@@ -97,7 +97,7 @@ def _text(sample: Path | None) -> str:
 
 @torch.inference_mode()
 def _keys_and_values(model: LlamaModel, tokens: list[int]) -> torch.Tensor:
-    """[2, layers, kv_heads, tokens, head_dim], float32."""
+    """[layers, 2, kv_heads, tokens, head_dim], float32."""
     config = model.config
     dtype = "float32" if model.dtype == torch.float32 else "bfloat16"
     layout = KvLayout(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, dtype)
@@ -113,5 +113,5 @@ def _keys_and_values(model: LlamaModel, tokens: list[int]) -> torch.Tensor:
             logit_tokens=torch.tensor([len(tokens) - 1], device=model.device),
         )
     )
-    kv = pool.elements.float().cpu().permute(2, 1, 3, 0, 4, 5).flatten(3, 4)
+    kv = pool.elements.float().cpu().permute(1, 2, 3, 0, 4, 5).flatten(3, 4)
     return kv[:, :, :, : len(tokens)]

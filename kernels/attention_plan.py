@@ -24,7 +24,7 @@ class AttentionRow(NamedTuple):
     start: int
     end: int
     block_table: Sequence[int]
-    tail: int = -1  # of an int4 pool: where the keys of the row's open block are
+    tail: int = -1  # of an int4 pool, where a row is within a block: where that block's keys are
 
 
 @dataclass(frozen=True, slots=True)

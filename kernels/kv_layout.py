@@ -15,9 +15,10 @@ class KvLayout:
 
     elements  [layer, 0 = key | 1 = value, kv_head, slot, element]; int4 packs element i of a vector
               and the one half a vector behind it into a byte, low and high
-    scales    float16; int8: [layer, key | value, kv_head, slot]; int4: for each layer those of the
-              keys [kv_head, element], then those of the values [kv_head, slot]
-    zeros     int8, for int4: as its scales
+    scales    float16; int8: [layer, key | value, kv_head, slot]; int4: [layer, kv_head, slot], of
+              the values
+    codes     bytes of int4, for each layer and KV head: scales and zeros of the keys [element], the
+              first value's fine bits [element / 2], zeros of the values [slot]; see `Int4Planes`
     """
 
     num_layers: int
@@ -47,18 +48,24 @@ class KvLayout:
         if self.dtype == "int8":
             return self.vectors
         if self.dtype == "int4":
-            return self.num_layers * self.num_kv_heads * (self.head_dim + self.block_size)
+            return self.num_layers * self.num_kv_heads * self.block_size
         return 0
 
     @property
-    def zeros_at(self) -> int:
-        """Where the zeros begin, in bytes."""
+    def codes_at(self) -> int:
+        """Where the codes begin, in bytes."""
         return self.element_bytes + self.num_scales * SCALE_BYTES
 
     @property
+    def num_codes(self) -> int:
+        if self.dtype != "int4":
+            return 0
+        of_head = 2 * self.head_dim + self.head_dim // 2 + self.block_size
+        return self.num_layers * self.num_kv_heads * of_head
+
+    @property
     def bytes_per_block(self) -> int:
-        size = self.zeros_at + (self.num_scales if self.dtype == "int4" else 0)
-        return -(-size // LINE) * LINE
+        return -(-(self.codes_at + self.num_codes) // LINE) * LINE
 
     @property
     def bytes_per_token(self) -> int:

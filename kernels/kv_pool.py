@@ -25,9 +25,11 @@ class KvPool:
     scales       [blocks, layers, 2, kv_heads, block_size] float16, for int8: of its token and head,
                  the largest magnitude / 127
     head_scales  [layers, 2, kv_heads] float32, for fp8: fixed before the first block is written
-    centres      [layers, kv_heads, head_dim] float32 or None: keys are stored less these. A query's
-                 product with them is the same for all keys, so that softmax does not see it.
-    int4         the parts of an int4 pool, which has none of these
+    centres      [layers, 2, kv_heads, head_dim] float32 or None: keys and values are stored less
+                 these. A query's product with those of the keys is the same for all keys, so that
+                 softmax does not see it; weights sum to 1, so that those of the values are added
+                 to what attention found.
+    int4         the parts of an int4 pool, which has no other elements and scales
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class KvPool:
         elements = raw[:, : layout.element_bytes].view(ELEMENTS[layout.dtype])
         self.elements = elements.view(len(raw), *planes, layout.head_dim)
         if layout.num_scales:
-            scales = raw[:, layout.element_bytes : layout.zeros_at].view(torch.float16)
+            scales = raw[:, layout.element_bytes : layout.codes_at].view(torch.float16)
             self.scales = scales.view(len(raw), *planes)
 
     @classmethod
@@ -82,6 +84,8 @@ class KvPool:
         if self.int4 is None:
             self.write(layer, kv_slots(self.layout.block_size, rows), kv)
             return
+        if self.centres is not None:
+            kv = kv - self.centres[layer]
         parts = torch.split(kv, [row.end - row.start for row in rows])
         for row, part in zip(rows, parts, strict=True):
             self.int4.write(layer, row, part)
@@ -90,7 +94,7 @@ class KvPool:
         """As `write_rows`, to `slots` (see `kv_slots`); not for int4."""
         blocks, offsets = slots
         if self.centres is not None:
-            kv = torch.stack((kv[:, 0] - self.centres[layer], kv[:, 1]), dim=1)
+            kv = kv - self.centres[layer]
         at = (blocks, layer, slice(None), slice(None), offsets)
         if self.scales is not None:
             elements, scales = quantise_int8(kv)
@@ -110,8 +114,20 @@ class KvPool:
         dtype: torch.dtype,
     ) -> torch.Tensor:
         """The blocks of `table` [batch, blocks], which are those of `rows`, as numbers: [2, batch,
-        kv_heads, blocks · block_size, head_dim].
+        kv_heads, blocks · block_size, head_dim]. Keys are less their centres.
         """
+        kv = self._read_stored(layer, table, rows, dtype)
+        if self.centres is not None:
+            kv[1] += self.centres[layer, 1].unsqueeze(1)
+        return kv
+
+    def _read_stored(
+        self,
+        layer: int,
+        table: torch.Tensor,
+        rows: Sequence[AttentionRow],
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
         if self.int4 is not None:
             kv = self.int4.read(layer, table, dtype)
             lay_tails(kv[0], self.int4.tails, layer, rows)

@@ -1,11 +1,12 @@
 """Which blocks of an int4 pool are open, and where the keys of each lie."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from kernels.attention_plan import AttentionRow
 from kernels.kv_int4 import Int4Planes
+from kernels.kv_layout import KvLayout
 
 
 class _Tail(NamedTuple):
@@ -27,11 +28,13 @@ class OpenBlocks:
         self._free = list(range(len(planes.tails)))
 
     def begin_step(self, rows: Sequence[AttentionRow]) -> list[AttentionRow]:
-        """The rows with their tails. There are at least as many tails as rows of one step."""
-        given = [self._begin(row) for row in rows]
-        # Those that end with a full block need theirs in this step only.
+        """The rows in parts, each within one block and with its tail. There are at least as many
+        tails as parts: see `tails_for`.
+        """
         size = self._planes.tails.shape[3]
-        self._free += [row.tail for row in given if row.tail >= 0 and row.end % size == 0]
+        given = [self._begin(part) for row in rows for part in in_blocks(row, size)]
+        # Those that end with a full block need theirs in this step only.
+        self._free += [part.tail for part in given if part.end % size == 0]
         return given
 
     def copy(self, copies: Iterable[tuple[int, int]]) -> None:
@@ -55,18 +58,15 @@ class OpenBlocks:
             if (tail := self._tails.pop(block, None)) is not None:
                 self._free.append(tail.slot)
 
-    def _begin(self, row: AttentionRow) -> AttentionRow:
+    def _begin(self, part: AttentionRow) -> AttentionRow:
         size = self._planes.tails.shape[3]
-        index, filled = divmod(row.start, size)
-        slot = -1
-        if filled:
-            slot = self._open(row.block_table[index], filled)
-        elif row.end % size:
-            slot = self._take()
-        self.forget(row.block_table[index : -(-row.end // size)])
-        if row.end % size:
-            self._tails[row.block_table[row.end // size]] = _Tail(slot, row.end % size)
-        return row._replace(tail=slot)
+        index, filled = divmod(part.start, size)
+        block = part.block_table[index]
+        slot = self._open(block, filled) if filled else self._take()
+        self.forget([block])
+        if part.end % size:
+            self._tails[block] = _Tail(slot, part.end % size)
+        return part._replace(tail=slot)
 
     def _open(self, block: int, filled: int) -> int:
         """The tail of `block`, no longer in the books."""
@@ -84,3 +84,17 @@ class OpenBlocks:
         slot, count = self._tails.pop(block)
         self._planes.close(block, slot, count)
         return slot
+
+
+def tails_for(layout: KvLayout, max_rows: int, max_tokens: int) -> int:
+    """Tails that the parts of one step need, of at most so many rows and tokens."""
+    return 2 * max_rows + layout.blocks_for(max_tokens)
+
+
+def in_blocks(row: AttentionRow, size: int) -> Iterator[AttentionRow]:
+    """The row in parts, each within one block."""
+    start = row.start
+    while start < row.end:
+        end = min(row.end, (start // size + 1) * size)
+        yield row._replace(start=start, end=end)
+        start = end

@@ -94,12 +94,15 @@ int64_t query_offset(const Step<T>& step, const Row& row, int64_t head) {
 }
 
 template <typename T>
-void write_heads(const DecodeTask<T>& task, int64_t heads, int64_t head_dim, Number<T>* out) {
+void write_heads(const Step<T>& step, const DecodeTask<T>& task, int64_t heads, Number<T>* out) {
+    const int64_t head_dim = step.shape.head_dim;
     float sums[kMaxDim];
     for (int64_t h = 0; h < heads; h++) {
         unpair<Number<T>>(task.sums + h * head_dim, head_dim, sums);
         const float factor = 1.0f / task.softmax[h].total;
-        for (int64_t d = 0; d < head_dim; d++) store(out[h * head_dim + d], sums[d] * factor);
+        const float* centre = step.layer.value_centre(task.head + h / step.shape.group());
+        for (int64_t d = 0; d < head_dim; d++)
+            store(out[h * head_dim + d], sums[d] * factor + (centre ? centre[d] : 0.0f));
     }
 }
 
@@ -137,7 +140,7 @@ void finish(const Step<T>& step, const std::vector<DecodePart>& parts, const std
     for (size_t i = 0; i < tasks.size(); i += parts[i].parts) {
         const int64_t heads = parts[i].heads * step.shape.group();
         for (int64_t p = 1; p < parts[i].parts; p++) join(tasks[i], tasks[i + p], heads, step.shape.head_dim);
-        write_heads(tasks[i], heads, step.shape.head_dim, step.out + query_offset(step, *parts[i].row, parts[i].head));
+        write_heads(step, tasks[i], heads, step.out + query_offset(step, *parts[i].row, parts[i].head));
     }
 }
 

@@ -56,7 +56,6 @@ struct ChunkSlots {
                 __builtin_prefetch(params[i].value_scale);
             } else if constexpr (std::is_same_v<T, nibbles>) {
                 __builtin_prefetch(params[i].key_scales);
-                __builtin_prefetch(params[i].key_scales + 32);
                 __builtin_prefetch(params[i].key_zeros);
                 __builtin_prefetch(params[i].value_scale);
                 __builtin_prefetch(params[i].value_zero);
@@ -64,6 +63,10 @@ struct ChunkSlots {
         }
     }
 };
+
+// In what unit values are widened: the zeros of four bits are half steps.
+template <typename T>
+constexpr float kStep = std::is_same_v<T, nibbles> ? 0.5f : 1.0f;
 
 // What the numbers of a chunk's keys and values are multiplied with, after the products.
 struct ChunkScales {
@@ -77,7 +80,7 @@ struct ChunkScales {
         } else {
             for (int i = 0; i < kChunk; i++) {
                 if constexpr (std::is_same_v<T, int8_t>) key[i] = to_float(*slots.params[i].key_scale);
-                value[i] = to_float(*slots.params[i].value_scale);
+                value[i] = to_float(*slots.params[i].value_scale) * kStep<T>;
             }
             if constexpr (std::is_same_v<T, nibbles>) std::fill_n(key, kChunk, 1.0f);
         }
@@ -114,7 +117,14 @@ inline void widen(const e4m3* from, int64_t size, bf16* to) {
     for (; d < size; d++) store(to[d], to_float(from[d]));
 }
 
-// Values of four bits, their zero added.
+#if defined(__AVX512BF16__)
+// The lower or upper elements of 16 pairs, doubled.
+inline __m512i half_steps(__m512i pairs, bool lower) {
+    return _mm512_and_si512(lower ? _mm512_slli_epi32(pairs, 1) : _mm512_srli_epi32(pairs, 3), _mm512_set1_epi32(30));
+}
+#endif
+
+// Values of four bits in half steps, their zero added.
 inline void widen(const nibbles* from, int64_t size, int8_t zero, bf16* to) {
     const int64_t second = size / 2;
     int64_t d = 0;
@@ -122,14 +132,25 @@ inline void widen(const nibbles* from, int64_t size, int8_t zero, bf16* to) {
     const __m512i zeros = _mm512_set1_epi32(zero);
     for (; d + 16 <= second; d += 16) {
         const __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(from + d)));
-        const __m512i low = _mm512_and_si512(both, _mm512_set1_epi32(15)), high = _mm512_srli_epi32(both, 4);
+        const __m512i low = half_steps(both, true), high = half_steps(both, false);
         store(to + d, (Lanes)_mm512_cvtepi32_ps(_mm512_add_epi32(low, zeros)));
         store(to + second + d, (Lanes)_mm512_cvtepi32_ps(_mm512_add_epi32(high, zeros)));
     }
 #endif
     for (; d < second; d++) {
-        store(to[d], float((from[d].bits & 15) + zero));
-        store(to[second + d], float((from[d].bits >> 4) + zero));
+        store(to[d], float(2 * (from[d].bits & 15) + zero));
+        store(to[second + d], float(2 * (from[d].bits >> 4) + zero));
+    }
+}
+
+// A block's first value, with sixteenths of a step.
+inline void widen(const nibbles* from, const nibbles* fine, int64_t size, int8_t zero, bf16* to) {
+    const int64_t second = size / 2;
+    for (int64_t d = 0; d < second; d++) {
+        const int low = (from[d].bits & 15) << 4 | (fine[d].bits & 15);
+        const int high = (from[d].bits & 0xf0) | fine[d].bits >> 4;
+        store(to[d], float(low + 8 * zero) * 0.125f);
+        store(to[second + d], float(high + 8 * zero) * 0.125f);
     }
 }
 
@@ -143,14 +164,16 @@ inline void widen(const nibbles* const* from, int count, int64_t size, const Slo
         return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(params.key_zeros + at)));
     };
     const auto scales = [&](int64_t at) {
-        return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(params.key_scales + at)));
+        const __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(params.key_scales + at)));
+        const __m512i bits = _mm512_slli_epi32(_mm512_add_epi32(codes, _mm512_set1_epi32(kE5m3Offset)), 20);
+        return _mm512_castsi512_ps(bits) * kStep<nibbles>;
     };
     for (; d + 16 <= second; d += 16) {
         const __m512i low_zero = zeros(d), high_zero = zeros(second + d);
         const __m512 low_scale = scales(d), high_scale = scales(second + d);
         for (int i = 0; i < count; i++) {
             const __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(from[i] + d)));
-            const __m512i low = _mm512_and_si512(both, _mm512_set1_epi32(15)), high = _mm512_srli_epi32(both, 4);
+            const __m512i low = half_steps(both, true), high = half_steps(both, false);
             store(to[i] + d, (Lanes)_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(low, low_zero)), low_scale));
             store(to[i] + second + d,
                   (Lanes)_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(high, high_zero)), high_scale));
@@ -158,11 +181,12 @@ inline void widen(const nibbles* const* from, int count, int64_t size, const Slo
     }
 #endif
     for (; d < second; d++) {
-        const float low_scale = to_float(params.key_scales[d]), high_scale = to_float(params.key_scales[second + d]);
+        const float low_scale = to_float(params.key_scales[d]) * kStep<nibbles>;
+        const float high_scale = to_float(params.key_scales[second + d]) * kStep<nibbles>;
         for (int i = 0; i < count; i++) {
             const uint8_t both = from[i][d].bits;
-            store(to[i][d], float((both & 15) + params.key_zeros[d]) * low_scale);
-            store(to[i][second + d], float((both >> 4) + params.key_zeros[second + d]) * high_scale);
+            store(to[i][d], float(2 * (both & 15) + params.key_zeros[d]) * low_scale);
+            store(to[i][second + d], float(2 * (both >> 4) + params.key_zeros[second + d]) * high_scale);
         }
     }
 }
@@ -204,7 +228,7 @@ public:
         if constexpr (!kQuantised<T>) return {slots.keys, offset};
         for (int i = first; i < last; i++) {
             if constexpr (std::is_same_v<T, nibbles>)
-                widen(slots.keys[i] + offset, dim_, *slots.params[i].value_zero, rows_[i]);
+                widen_value(slots.keys[i] + offset, slots.params[i], rows_[i]);
             else if constexpr (kQuantised<T>)
                 widen(slots.keys[i] + offset, dim_, rows_[i]);
         }
@@ -212,6 +236,11 @@ public:
     }
 
 private:
+    void widen_value(const nibbles* from, const SlotParams<nibbles>& params, bf16* to) const {
+        if (params.fine) return widen(from, params.fine, dim_, *params.value_zero, to);
+        widen(from, dim_, *params.value_zero, to);
+    }
+
     // The keys from `first` on that lie in one block, or one from a tail; returns how many.
     int widen_some(const ChunkSlots<nibbles>& slots, int first, int last) {
         if (slots.open[first]) {

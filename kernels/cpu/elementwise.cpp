@@ -56,7 +56,23 @@ struct Placement {
     }
     float* heads_of(int64_t token) const { return qkv + token * (heads + 2 * layer.kv_heads) * layer.head_dim; }
     float* key_of(int64_t token, int64_t h) const { return heads_of(token) + (heads + h) * layer.head_dim; }
-    const float* value_of(int64_t token, int64_t h) const { return key_of(token, layer.kv_heads + h); }
+
+    // Rotated and centred.
+    template <typename E>
+    void place_key(int64_t token, int64_t h, E* to) const {
+        float rotated[kMaxDim];
+        rotation(token).rotate(key_of(token, h), heads + h, rotated);
+        if (const float* centre = layer.key_centre(h))
+            for (int64_t d = 0; d < layer.head_dim; d++) rotated[d] -= centre[d];
+        for (int64_t d = 0; d < layer.head_dim; d++) store(to[d], rotated[d]);
+    }
+
+    const float* centred_value(int64_t token, int64_t h) const {
+        float* value = key_of(token, layer.kv_heads + h);
+        if (const float* centre = layer.value_centre(h))
+            for (int64_t d = 0; d < layer.head_dim; d++) value[d] -= centre[d];
+        return value;
+    }
 
     void place_query(int64_t token) const {
         for (int64_t h = 0; h < heads; h++)
@@ -68,12 +84,10 @@ struct Placement {
         const int64_t dim = layer.head_dim;
         float rotated[kMaxDim];
         for (int64_t h = 0; h < layer.kv_heads; h++) {
-            rotation(token).rotate(key_of(token, h), heads + h, rotated);
-            if (const float* centre = layer.centre(h))
-                for (int64_t d = 0; d < dim; d++) rotated[d] -= centre[d];
+            place_key(token, h, rotated);
             T* key = layer.key(block, h, slot);
             T* value = key + layer.value_offset;
-            const float* from = value_of(token, h);
+            const float* from = centred_value(token, h);
             if constexpr (std::is_same_v<T, e4m3>) {
                 put(rotated, dim, layer.head_scale(h)[0], key);
                 put(from, dim, layer.head_scale(h)[layer.kv_heads], value);
@@ -88,29 +102,22 @@ struct Placement {
         }
     }
 
-    // The keys of a block are quantised when it becomes full; until then they lie in the row's tail.
+    // Keys lie in the row's tail, and are quantised when that makes the block full.
     void place_open_kv(const Row& row, int64_t h) const {
-        const int64_t dim = layer.head_dim, size = layer.block_size;
-        thread_local std::vector<bf16> keys;
-        keys.resize(size * dim);
-        for (int64_t at = row.start; at < row.end;) {
-            const int32_t block = row.table.blocks[at / size];
-            const int64_t begin = at % size, end = std::min(size, begin + row.end - at), token = row.first + at - row.start;
-            bf16* tail = begin || end < size ? layer.tail(row.table.tail, h, 0) : nullptr;
-            if (begin) std::memcpy(keys.data(), tail, begin * dim * sizeof(bf16));
-            for (int64_t slot = begin; slot < end; slot++) {
-                const int64_t t = token + slot - begin;
-                rotation(t).rotate(key_of(t, h), heads + h, keys.data() + slot * dim);
-                const SlotParams<nibbles> params = layer.params(block, h, slot);
-                put(value_of(t, h), dim, params.value_scale, params.value_zero,
-                    layer.key(block, h, slot) + layer.value_offset);
-            }
-            if (end < size)
-                std::memcpy(tail + begin * dim, keys.data() + begin * dim, (end - begin) * dim * sizeof(bf16));
+        const int32_t block = row.table.blocks[row.start / layer.block_size];
+        bf16* tail = layer.tail(row.table.tail, h, 0);
+        for (int64_t at = row.start; at < row.end; at++) {
+            const int64_t token = row.first + at - row.start, slot = at % layer.block_size;
+            place_key(token, h, tail + slot * layer.head_dim);
+            const SlotParams<nibbles> params = layer.params(block, h, slot);
+            const float* value = centred_value(token, h);
+            nibbles* to = layer.key(block, h, slot) + layer.value_offset;
+            if (params.fine)
+                put(value, layer.head_dim, params.value_scale, params.value_zero, to, params.fine);
             else
-                close(block, h, keys.data());
-            at += end - begin;
+                put(value, layer.head_dim, params.value_scale, params.value_zero, to);
         }
+        if (row.end % layer.block_size == 0) close(block, h, tail);
     }
 
 private:
@@ -124,7 +131,7 @@ private:
         nibbles* to = layer.key(block, h, 0);
         for (int64_t d = 0; d < second; d++) {
             const float *low = &columns[d * size], *high = &columns[(second + d) * size];
-            const Int4Range ranges[2] = {Int4Range::best(low, size), Int4Range::best(high, size)};
+            const Int4Range<e5m3> ranges[2] = {Int4Range<e5m3>::best(low, size), Int4Range<e5m3>::best(high, size)};
             for (int i = 0; i < 2; i++) {
                 params.key_scales[d + i * second] = ranges[i].scale;
                 params.key_zeros[d + i * second] = int8_t(ranges[i].zero);
@@ -141,8 +148,9 @@ void place(void* pool, const PoolSizes& sizes, int64_t layer, int64_t num_rows, 
            void* query, int threads) {
     const Placement<T> placement{PagedLayer<T>(pool, sizes, layer), sizes.heads, qkv, cos, sin, norm, epsilon,
                                  static_cast<Number<T>*>(query)};
+    std::vector<Row> rows;
     for (int64_t i = 0, first = 0; i < num_rows; i++, spans += kRowSpan) {
-        const Row row = read_row(spans, tables, first, sizes.block_size);
+        const Row& row = rows.emplace_back(read_row(spans, tables, first, sizes.block_size));
         const int64_t count = row.end - row.start;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && count >= kTokensWorthThreads)
         for (int64_t t = 0; t < count; t++) {
@@ -151,11 +159,12 @@ void place(void* pool, const PoolSizes& sizes, int64_t layer, int64_t num_rows, 
             if constexpr (!std::is_same_v<T, nibbles>)
                 placement.place_kv(first + t, row.table.blocks[at / sizes.block_size], at % sizes.block_size);
         }
-        if constexpr (std::is_same_v<T, nibbles>) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && count >= kTokensWorthThreads)
-            for (int64_t h = 0; h < sizes.kv_heads; h++) placement.place_open_kv(row, h);
-        }
         first += count;
+    }
+    if constexpr (std::is_same_v<T, nibbles>) {
+        const int64_t units = num_rows * sizes.kv_heads;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && units >= kTokensWorthThreads)
+        for (int64_t u = 0; u < units; u++) placement.place_open_kv(rows[u / sizes.kv_heads], u % sizes.kv_heads);
     }
 }
 

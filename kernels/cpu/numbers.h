@@ -22,6 +22,12 @@ struct e4m3 {
 };
 constexpr float kE4m3Highest = 448.0f;
 
+// 8 bits without a sign: 5 of exponent (bias 24), 3 of mantissa, no subnormal numbers; scales of keys.
+struct e5m3 {
+    uint8_t bits;
+};
+constexpr uint32_t kE5m3Offset = (127 - 24) << 3;
+
 // Two unsigned numbers of four bits.
 struct nibbles {
     uint8_t bits;
@@ -75,6 +81,15 @@ inline void store(e4m3& to, float x) {
     const uint32_t bits = bits_of(clamped), rounded = (bits + 0x7ffff + ((bits >> 20) & 1)) >> 20;
     const uint32_t tiny = bits_of(clamped + 0x1p14f) - bits_of(0x1p14f);  // below 2^-6 the unit is 2^-9
     to.bits = uint8_t(sign | (clamped < 0x1p-6f ? tiny : rounded - (120u << 3)));
+}
+
+inline float to_float(e5m3 x) { return float_of((x.bits + kE5m3Offset) << 20); }
+
+// Rounds to nearest even; for numbers that are not negative.
+inline void store(e5m3& to, float x) {
+    const uint32_t bits = bits_of(x), rounded = (bits + 0x7ffff + ((bits >> 20) & 1)) >> 20;
+    const uint32_t code = rounded < kE5m3Offset ? 0 : rounded - kE5m3Offset;
+    to.bits = uint8_t(code > 255 ? 255 : code);
 }
 
 // 2^x = 2^n · 2^f with |f| ≤ 1/2, by a polynomial whose relative error is 7e-8 (Remez). Exactly 0 below

@@ -27,14 +27,15 @@ inline void with_kind(int32_t kind, Run run) {
 struct PoolSizes {
     int64_t layers, heads, kv_heads, block_size, head_dim;
     int64_t block_bytes;
-    int64_t scales_at, zeros_at;  // in a block, bytes
+    int64_t scales_at, codes_at;  // in a block, bytes
     const float* head_scales;     // of fp8, [layers, 2, kv_heads], or null
-    const float* centres;         // [layers, kv_heads, head_dim], taken from keys, or null
+    const float* centres;         // [layers, 2, kv_heads, head_dim], taken from keys and values, or null
     bf16* tails;                  // of int4, [slots, layers, kv_heads, block_size, head_dim], or null
 };
 static_assert(sizeof(PoolSizes) == 11 * sizeof(int64_t));
 
-// The blocks of a row. The keys of an int4 pool from position `open_from` on are in a tail.
+// The blocks of a row. The keys of an int4 pool from position `open_from` on, those of the row's own block,
+// are in a tail.
 struct BlockTable {
     const int32_t* blocks;
     int64_t open_from, tail;
@@ -51,10 +52,11 @@ struct SlotParams<int8_t> {
 
 template <>
 struct SlotParams<nibbles> {
-    half* key_scales;     // [head_dim]
-    int8_t* key_zeros;    // [head_dim]
+    e5m3* key_scales;   // [head_dim]
+    int8_t* key_zeros;  // [head_dim]
     half* value_scale;
     int8_t* value_zero;
+    nibbles* fine;  // [head_dim / 2] of a block's first value, else null
 };
 
 // One layer of a pool whose blocks hold elements [layers, 2, kv_heads, block_size, head_dim], then scales.
@@ -77,9 +79,11 @@ struct PagedLayer {
     // Of fp8, for keys and values.
     const float* head_scale(int64_t head) const { return sizes.head_scales + 2 * layer * kv_heads + head; }
 
-    const float* centre(int64_t head) const {
-        return sizes.centres ? sizes.centres + (layer * kv_heads + head) * head_dim : nullptr;
+    // Of keys and values; null where there are none.
+    const float* key_centre(int64_t head) const {
+        return sizes.centres ? sizes.centres + (2 * layer * kv_heads + head) * head_dim : nullptr;
     }
+    const float* value_centre(int64_t head) const { return sizes.centres ? key_centre(kv_heads + head) : nullptr; }
 
     bf16* tail(int64_t tail, int64_t head, int64_t slot) const {
         return sizes.tails + (((tail * sizes.layers + layer) * kv_heads + head) * block_size + slot) * head_dim;
@@ -92,11 +96,12 @@ struct PagedLayer {
             half* scales = at<half>(block, sizes.scales_at) + 2 * layer * kv_heads * block_size + vector;
             return {scales, scales + kv_heads * block_size};
         } else if constexpr (std::is_same_v<T, nibbles>) {
-            const int64_t keys = layer * kv_heads * (head_dim + block_size) + head * head_dim;
-            const int64_t value = layer * kv_heads * (head_dim + block_size) + kv_heads * head_dim + vector;
-            half* scales = at<half>(block, sizes.scales_at);
-            int8_t* zeros = at<int8_t>(block, sizes.zeros_at);
-            return {scales + keys, zeros + keys, scales + value, zeros + value};
+            const int64_t of_head = 2 * head_dim + vector_size + block_size;
+            e5m3* codes = at<e5m3>(block, sizes.codes_at) + (layer * kv_heads + head) * of_head;
+            int8_t* zeros = reinterpret_cast<int8_t*>(codes + head_dim);
+            nibbles* fine = reinterpret_cast<nibbles*>(zeros + head_dim);
+            half* scales = at<half>(block, sizes.scales_at) + layer * kv_heads * block_size;
+            return {codes, zeros, scales + vector, zeros + head_dim + vector_size + slot, slot == 0 ? fine : nullptr};
         } else {
             return {};
         }
@@ -120,7 +125,7 @@ constexpr int64_t kRowSpan = 4;  // numbers a row in `spans`
 // A row out of `spans` [rows, 4]: the positions start and end of its new tokens, where its block table
 // begins in `tables`, and its tail or −1.
 inline Row read_row(const int64_t* span, const int32_t* tables, int64_t first, int64_t block_size) {
-    const int64_t open_from = span[3] < 0 ? INT64_MAX : span[1] / block_size * block_size;
+    const int64_t open_from = span[3] < 0 ? INT64_MAX : span[0] / block_size * block_size;
     return {first, span[0], span[1], {tables + span[2], open_from, span[3]}};
 }
 

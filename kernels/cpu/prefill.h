@@ -84,11 +84,12 @@ struct PlainProducts {
     }
 
     template <typename T>
-    static void write(const QueryTile<T>& tile, int64_t dim, const PrefillScratch& s) {
+    static void write(const QueryTile<T>& tile, int64_t dim, const float* centre, const PrefillScratch& s) {
         for (int c = 0; c < tile.columns(); c++) {
             T* to = tile.out + tile.offset(c, dim);
             const float factor = 1.0f / s.total[c];
-            for (int64_t d = 0; d < dim; d++) store(to[d], s.sums[d * kColumns + c] * factor);
+            for (int64_t d = 0; d < dim; d++)
+                store(to[d], s.sums[d * kColumns + c] * factor + (centre ? centre[d] : 0.0f));
         }
     }
 
@@ -215,7 +216,7 @@ inline void prefill_with(const PagedLayer<T>& layer, const Scoring& scoring, con
         if (raised) shrink_sums(columns, dim, s);
         Products::add(layer, values.values(slots, layer.value_offset, 0, count), count, columns, s);
     }
-    Products::write(tile, dim, s);
+    Products::write(tile, dim, layer.value_centre(tile.head), s);
 }
 
 }  // namespace kvmesh

@@ -93,13 +93,16 @@ struct TileProducts {
         _mm512_store_si512(s.weight_pairs + (i / 2 * kColumns + c) * 2, _mm512_permutexvar_epi16(interleave, both));
     }
 
-    static void write(const QueryTile<bf16>& tile, int64_t dim, const PrefillScratch& s) {
+    static void write(const QueryTile<bf16>& tile, int64_t dim, const float* centre, const PrefillScratch& s) {
         for (int c = 0; c < tile.columns(); c += 16) {
             const int count = std::min(16, tile.columns() - c);
             const Lanes factor = 1.0f / load(s.total + c);
             for (int64_t d = 0; d < dim; d += 16) {
                 __m512i sums[16];
-                for (int i = 0; i < 16; i++) sums[i] = (__m512i)(load(s.sums + (d + i) * kColumns + c) * factor);
+                for (int i = 0; i < 16; i++) {
+                    const float added = centre ? centre[d + i] : 0.0f;
+                    sums[i] = (__m512i)(load(s.sums + (d + i) * kColumns + c) * factor + added);
+                }
                 transpose16(sums);
                 for (int i = 0; i < count; i++) store(tile.out + tile.offset(c + i, dim) + d, (Lanes)sums[i]);
             }

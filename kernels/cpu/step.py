@@ -117,6 +117,6 @@ def _sizes(pool: KvPool, num_heads: int) -> tuple[int, ...]:
     tails = 0 if pool.int4 is None else pool.int4.tails.data_ptr()
     return (
         layout.num_layers, num_heads, layout.num_kv_heads, layout.block_size, layout.head_dim,
-        layout.bytes_per_block, layout.element_bytes, layout.zeros_at, head_scales, centres,
+        layout.bytes_per_block, layout.element_bytes, layout.codes_at, head_scales, centres,
         tails,
     )  # fmt: skip

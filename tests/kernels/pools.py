@@ -39,7 +39,7 @@ def fill(pool: KvPool, numbers: torch.Tensor) -> None:
     if pool.int4 is not None:
         for block, layer in product(range(blocks), range(layers)):
             kv = numbers[block, layer].permute(2, 0, 1, 3)
-            pool.int4.write(layer, AttentionRow(0, block_size, [block]), kv)
+            pool.int4.write(layer, AttentionRow(0, block_size, [block], tail=0), kv)
         return
     slots = torch.cartesian_prod(torch.arange(blocks), torch.arange(block_size)).T
     for layer in range(layers):

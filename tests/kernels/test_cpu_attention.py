@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from kernels.attention import AttentionParams
 from kernels.attention_plan import AttentionRow
 from kernels.cpu.step import CpuStep, product_dtype
+from kernels.open_blocks import in_blocks
 from kernels.torch_step import TorchStep
 from tests.kernels.cpu_libraries import every_architecture, library
 from tests.kernels.pools import DTYPES, empty_pool, fill, numbers_of, pool_of
@@ -73,19 +74,19 @@ def poison_unused_int4(pool, rows):
     for row in rows:
         used = row.end % pool.layout.block_size
         if used:
-            pool.int4.key_scales[row.block_table[-1]] = NAN
-            pool.int4.value_scales[row.block_table[-1], :, :, used:] = NAN
+            block = row.block_table[row.start // pool.layout.block_size]
+            pool.int4.key_scales[block] = POISON
+            pool.int4.value_scales[block, :, :, used:] = NAN
             pool.int4.tails[row.tail, :, :, used:] = NAN
 
 
-def with_tails(rows, pool, numbers, generator):
-    """The rows with tails of random keys, which `numbers` gets as well."""
-    pool.int4.tails.copy_(torch.randn(pool.int4.tails.shape, generator=generator))
-    for i, row in enumerate(rows):
-        used = row.end % pool.layout.block_size
-        if used:
-            numbers[row.block_table[-1], :, 0, :, :used] = pool.int4.tails[i, :, :, :used].float()
-    return [row._replace(tail=i) for i, row in enumerate(rows)]
+def with_tails(rows, pool, generator):
+    """The rows in parts of one block, with tails of random keys."""
+    size = pool.layout.block_size
+    parts = [part for row in rows for part in in_blocks(row, size)]
+    pool.int4.tails = torch.randn((len(parts), *pool.int4.tails.shape[1:]), generator=generator)
+    pool.int4.tails = pool.int4.tails.to(torch.bfloat16)
+    return [part._replace(tail=i) for i, part in enumerate(parts)]
 
 
 def attend_between_guards(step, query, params):
@@ -105,18 +106,19 @@ def test_attention_is_the_reference_and_reads_no_slot_that_holds_no_token(archit
     rows = make_rows(case["spans"], generator)
     blocks = 1 + sum(len(row.block_table) for row in rows)
     shape = (blocks, LAYERS, 2, case["kv_heads"], case["block_size"], case["head_dim"])
-    pool = empty_pool(shape, case["dtype"], len(rows))
+    pool = empty_pool(shape, case["dtype"])
     fill(pool, torch.randn(shape, generator=generator))
     numbers = numbers_of(pool)
     if pool.int4 is not None:
-        rows = with_tails(rows, pool, numbers, generator)
+        rows = with_tails(rows, pool, generator)
     num_heads = case["kv_heads"] * case["group"]
     tokens = sum(row.end - row.start for row in rows)
     query = torch.randn((tokens, num_heads, case["head_dim"]), generator=generator)
     query = query.to(product_dtype(pool))
     params = AttentionParams(case["head_dim"] ** -0.5, case["window"], case["softcap"])
     # In float32: the reference rounds at other places in bfloat16.
-    reference = TorchStep(pool_of(numbers), num_heads, rows, torch.float32, [case["window"]])
+    exact = pool if pool.int4 is not None else pool_of(numbers)
+    reference = TorchStep(exact, num_heads, rows, torch.float32, [case["window"]])
     expected = reference.attend(1, query.float(), params)
     poison_unused(pool, rows)
     step = CpuStep(library(architecture), pool, num_heads, rows, threads=case["threads"])
@@ -160,7 +162,7 @@ def test_placing_is_the_reference_and_writes_no_other_slot(architecture, case, n
         written = [w / torch.where(steps > 0, steps, 1.0) for w in written]
         tolerance = {"rtol": 1e-2, "atol": 1.1}
     torch.testing.assert_close(written[1], written[0], equal_nan=True, **tolerance)
-    padding = pools[0].layout.zeros_at
+    padding = pools[0].layout.codes_at
     assert (pools[1].raw[:, padding:] == POISON).all()
 
 
