@@ -18,6 +18,7 @@ from cache_node.model.builtin import (
     verify,
 )
 from cache_node.model.gguf_convert import CONVERTER_VERSION, convert_gguf
+from cache_node.model.hub import from_hub, is_hub_name
 
 Progress = Callable[[str, float | None], None]
 """Called with a stage (download, convert, load, warm up) and its completed fraction, None where
@@ -27,7 +28,7 @@ that is unknown.
 
 def find_model(model: str, cache_dir: Path | None, progress: Progress) -> Path:
     """A directory with config.json, tokenizer files and safetensors for `model`: a built-in name, a
-    directory of that kind, or a GGUF file.
+    directory of that kind, a GGUF file, or the name of a model on the Hugging Face hub.
 
     GGUF files are converted once into the cache directory (`cache_dir`, else $KVMESH_CACHE, else
     ~/.cache/kvmesh), under a file lock: of two nodes that start together, one converts and the
@@ -40,9 +41,15 @@ def find_model(model: str, cache_dir: Path | None, progress: Progress) -> Path:
         return path
     if path.suffix == ".gguf" and path.is_file():
         return _converted(_cache_root(cache_dir), path, progress)
+    if is_hub_name(model):
+        progress("download", None)
+        directory = from_hub(model)
+        progress("download", 1.0)
+        return directory
     raise ModelNotFoundError(
         f"model {model!r} is neither one of {', '.join(BUILTIN_MODELS)}, nor a directory with "
-        "config.json and safetensors, nor a .gguf file"
+        "config.json and safetensors, nor a .gguf file, nor a name on the Hugging Face hub "
+        "(organisation/model)"
     )
 
 

@@ -19,7 +19,9 @@ MODEL, MEMORY, SCHEDULING, NETWORK, LOGGING = (
 
 MODEL_FLAGS = {
     "model": Flag(
-        "A built-in name, a directory with config.json and safetensors, or a GGUF file.", MODEL
+        "A built-in name, a directory with config.json and safetensors, a GGUF file, or the name of "
+        "a model on the Hugging Face hub (organisation/model).",
+        MODEL,
     ),
     "device": Flag("What computes; auto is cuda where torch sees a GPU.", MODEL, choices=DEVICES),
     "dtype": Flag("Type of weights; auto is bfloat16.", MODEL, choices=DTYPES),

@@ -90,6 +90,13 @@ def test_an_unfinished_character_is_replaced_at_the_end(tokenizer):
     assert found[-1].startswith(REPLACEMENT)
 
 
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_bytes_of_the_tokens_are_those_of_the_text(tokenizer, text):
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    spelled = b"".join(map(tokenizer.token_bytes, ids)).decode()
+    assert spelled in (text, f" {text}")  # a vocabulary of pieces begins with a space
+
+
 def test_special_tokens_are_shown_on_request(byte_level):
     ids = byte_level.encode("hi<|im_end|>", add_special_tokens=False)
     assert "".join(pieces(byte_level, ids)) == "hi"

@@ -75,7 +75,7 @@ def test_a_failed_conversion_leaves_nothing_behind(tmp_path):
     assert not [p for p in (tmp_path / "cache" / "models").iterdir() if p.is_dir()]
 
 
-@pytest.mark.parametrize("model", ["no-such-model", "/no/such/file.gguf"])
+@pytest.mark.parametrize("model", ["no-such-model", "/no/such/file.gguf", "a/b/c", "../a"])
 def test_an_unknown_name_says_what_is_known(tmp_path, model):
     with pytest.raises(ModelNotFoundError, match=DEFAULT_MODEL):
         find_model(model, tmp_path, ignore)
