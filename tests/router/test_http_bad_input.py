@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from router.openai_chat import ChatBody
+from router.openai_completions import CompletionBody
 from router.openai_fields import MAX_PROMPTS
 from tests.router.openai_fixture import CHAT, COMPLETION, fleet, running, seen_by
 
@@ -177,3 +179,26 @@ async def test_a_10_mb_body_is_refused_and_never_held(fleet):
     )
     assert expecting.status_code == 400
     assert (await fleet.http.post("/v1/completions", json=COMPLETION)).status_code == 200
+
+
+VALUES = (
+    None, True, 0, 1, -1, 2**64, 0.5, 1e300, float("inf"), "x", "\ud800", [], [[]], [1, "x"], {},
+    {"\ud800": {"a": [1]}}, [{"role": "user", "content": [{}]}],
+    [{"type": "function", "function": {"name": "\udfff"}}],
+)  # fmt: skip
+KINDS = {
+    "/v1/completions": (CompletionBody, COMPLETION),
+    "/v1/chat/completions": (ChatBody, {**CHAT, "max_tokens": 2}),
+}
+
+
+@pytest.mark.parametrize("path", KINDS)
+async def test_no_value_of_any_field_is_an_internal_error(fleet, path):
+    kind, body = KINDS[path]
+    for field in (*kind.model_fields, *kind.unserved):
+        for value in VALUES:
+            raw = json.dumps({**body, field: value})
+            answer = await fleet.http.post(path, content=raw)
+            assert answer.status_code in (200, 400, 501), (field, value, answer.text)
+            if answer.status_code != 200 and field != "stream":
+                assert answer.json()["error"]["param"], (field, value, answer.text)
