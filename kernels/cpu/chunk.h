@@ -146,7 +146,20 @@ inline void widen(const nibbles* from, int64_t size, int8_t zero, bf16* to) {
 // A block's first value, with sixteenths of a step.
 inline void widen(const nibbles* from, const nibbles* fine, int64_t size, int8_t zero, bf16* to) {
     const int64_t second = size / 2;
-    for (int64_t d = 0; d < second; d++) {
+    int64_t d = 0;
+#if defined(__AVX512BF16__)
+    const __m512i zeros = _mm512_set1_epi32(8 * zero);
+    for (; d + 16 <= second; d += 16) {
+        const __m512i coarse = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(from + d)));
+        const __m512i rest = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(fine + d)));
+        const __m512i lower = _mm512_set1_epi32(15), upper = _mm512_set1_epi32(0xf0);
+        const __m512i low = _mm512_or_si512(_mm512_slli_epi32(_mm512_and_si512(coarse, lower), 4), _mm512_and_si512(rest, lower));
+        const __m512i high = _mm512_or_si512(_mm512_and_si512(coarse, upper), _mm512_srli_epi32(rest, 4));
+        store(to + d, (Lanes)_mm512_cvtepi32_ps(_mm512_add_epi32(low, zeros)) * 0.125f);
+        store(to + second + d, (Lanes)_mm512_cvtepi32_ps(_mm512_add_epi32(high, zeros)) * 0.125f);
+    }
+#endif
+    for (; d < second; d++) {
         const int low = (from[d].bits & 15) << 4 | (fine[d].bits & 15);
         const int high = (from[d].bits & 0xf0) | fine[d].bits >> 4;
         store(to[d], float(low + 8 * zero) * 0.125f);

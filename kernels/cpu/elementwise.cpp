@@ -1,6 +1,7 @@
 // What lies between the linear layers and the attention of a decoder layer.
 #include "api.h"
 #include "chunk.h"
+#include "four_bits.h"
 #include "norm.h"
 #include "put.h"
 
@@ -122,23 +123,13 @@ struct Placement {
 
 private:
     void close(int32_t block, int64_t h, const bf16* keys) const {
-        const int64_t dim = layer.head_dim, size = layer.block_size, second = dim / 2;
-        const SlotParams<nibbles> params = layer.params(block, h, 0);
-        thread_local std::vector<float> columns;  // [head_dim, slots]
-        columns.resize(dim * size);
+        const int64_t dim = layer.head_dim, size = layer.block_size, line = padded_dim(dim);
+        thread_local std::vector<float> numbers;
+        numbers.assign(size * line, 0.0f);
         for (int64_t s = 0; s < size; s++)
-            for (int64_t d = 0; d < dim; d++) columns[d * size + s] = to_float(keys[s * dim + d]);
-        nibbles* to = layer.key(block, h, 0);
-        for (int64_t d = 0; d < second; d++) {
-            const float *low = &columns[d * size], *high = &columns[(second + d) * size];
-            const Int4Range<e5m3> ranges[2] = {Int4Range<e5m3>::best(low, size), Int4Range<e5m3>::best(high, size)};
-            for (int i = 0; i < 2; i++) {
-                params.key_scales[d + i * second] = ranges[i].scale;
-                params.key_zeros[d + i * second] = int8_t(ranges[i].zero);
-            }
-            for (int64_t s = 0; s < size; s++)
-                to[s * second + d].bits = packed(ranges[0].element(low[s]), ranges[1].element(high[s]));
-        }
+            for (int64_t d = 0; d < dim; d++) numbers[s * line + d] = to_float(keys[s * dim + d]);
+        const SlotParams<nibbles> params = layer.params(block, h, 0);
+        put_channels(numbers.data(), size, dim, params.key_scales, params.key_zeros, layer.key(block, h, 0));
     }
 };
 
