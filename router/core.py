@@ -33,6 +33,7 @@ from router.request_log import RequestLog
 class Caller:
     """What a front knows beside the request. `timeout`: seconds, None without a deadline.
 
+    `default_max_tokens` is for a request that says none: so many, or what the context leaves.
     `ready` is awaited once the request has passed every check, before anything is reserved for it:
     of several that belong together none starts if one is wrong.
     """
@@ -40,6 +41,7 @@ class Caller:
     endpoint: str  # for the log
     metadata: Iterable[Pair] = ()
     timeout: float | None = None
+    default_max_tokens: int | None = None
     ready: Callable[[], Awaitable[object]] | None = None
 
 
@@ -93,7 +95,7 @@ class RouterCore:
         """
         arrived = time.monotonic()
         with self._log.entry(caller.endpoint, request) as entry:
-            prompt, model = await self._prepare(request)
+            prompt, model = await self._prepare(request, caller.default_max_tokens)
             if caller.ready is not None:
                 await caller.ready()
             deadline = arrived + self._limit(caller.timeout)
@@ -138,7 +140,9 @@ class RouterCore:
             raise invalid("model", f"must be {model.name!r} or empty, is {name[:200]!r}")
         return model
 
-    async def _prepare(self, request: pb.GenerateRequest) -> tuple[Prompt, Model]:
+    async def _prepare(
+        self, request: pb.GenerateRequest, default_max_tokens: int | None = None
+    ) -> tuple[Prompt, Model]:
         """Every check that needs no node, the cheap ones first; then decides what is left open."""
         model = self.model(request.model)
         check_request_id(request.request_id)
@@ -150,7 +154,10 @@ class RouterCore:
         self.metrics.prompt_read(prompt)
         if (largest := self._registry.largest_pool) is None:
             raise unavailable("no cache node is up")
-        self._resolve(request, fit_max_tokens(request.sampling, prompt.count, model, largest))
+        most = fit_max_tokens(request.sampling, prompt.count, model, largest)
+        if default_max_tokens is not None and not request.sampling.HasField("max_tokens"):
+            most = min(most, default_max_tokens)
+        self._resolve(request, most)
         return prompt, model
 
     def _limit(self, timeout: float | None) -> float:

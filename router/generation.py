@@ -13,7 +13,7 @@ from router.http_errors import in_openais_words
 from router.http_io import parse_body
 from router.metadata import trace
 from router.openai_chat import ChatBody
-from router.openai_completions import CompletionBody
+from router.openai_completions import DEFAULT_MAX_TOKENS, CompletionBody
 from router.openai_replies import Asked, Reply, StreamReply, WholeReply
 
 Body = CompletionBody | ChatBody
@@ -32,7 +32,11 @@ class GenerationEndpoint(Endpoint):
     async def _answer(self, raw: bytes, exchange: Exchange) -> None:
         asked, requests, reply_form = await off_loop(raw, lambda: self._read(raw, exchange))
         reply = reply_form(asked, exchange)
-        caller = Caller(self._name, trace(exchange.request.headers))
+        caller = Caller(
+            self._name,
+            trace(exchange.request.headers),
+            default_max_tokens=None if self._chat else DEFAULT_MAX_TOKENS,
+        )
         if len(requests) == 1:
             await self._run(0, requests[0], caller, reply)
         else:

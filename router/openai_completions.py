@@ -10,7 +10,7 @@ from router.openai_fields import Count, Prompts
 from router.openai_requests import AnswerOptions, SamplingBody
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's."""
+"""OpenAI's, where the context has room for so many."""
 
 Prompt = str | list[int]
 
@@ -46,8 +46,7 @@ class CompletionBody(SamplingBody):
         ]
 
     def _to_request(self, prompt: Prompt, request_id: str) -> pb.GenerateRequest:
-        limit = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        request = self._request(request_id, limit)
+        request = self._request(request_id, self.max_tokens)
         if self.logprobs is not None:
             request.sampling.logprobs = self.logprobs
             if self.echo and self.prompt_logprobs is None:

@@ -3,7 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,8 +15,10 @@ from router.openai_answers import DONE, AnswerForm, encoded, event
 from router.openai_requests import AnswerOptions
 from router.openai_transcript import Piece, Transcript, usage
 
-MAX_HELD_BYTES = 64 << 20
-"""Of frames: an answer in one piece is held until its end."""
+MAX_HELD_BYTES = 16 << 20
+"""Of frames: an answer in one piece is held until its end. As log-probabilities in JSON they become
+some 50 times as much.
+"""
 
 SMALL_ANSWER = 256 << 10
 """Bytes of frames up to which the answer is put together on the event loop."""
@@ -75,14 +77,22 @@ class Reply(ABC):
         model = next(iter(self._transcripts.values())).model
         return AnswerForm(self._asked.chat, model.name, self._asked.request_id)
 
-    def _hold(self, frame: bytes) -> None:
-        self._held_bytes += len(frame)
+    def _hold(self, transcript: Transcript, frame: bytes) -> list[Piece]:
+        """What a frame says, once it is known that there is room for it."""
+        pieces = transcript.read(frame)
+        copies = self._options.n if transcript.scores_prompt else 1  # each choice gets them
+        self._held_bytes += len(frame) * copies
         if self._held_bytes > MAX_HELD_BYTES:
             raise invalid(
                 "max_tokens",
                 f"the answer has more than {MAX_HELD_BYTES} bytes: ask for fewer tokens, choices "
                 "or log-probabilities, or for a stream",
             )
+        return pieces
+
+    async def _off_loop(self, work: Callable[[], bytes]) -> bytes:
+        """Puts together what was held: in a thread when it is much."""
+        return work() if self._held_bytes <= SMALL_ANSWER else await asyncio.to_thread(work)
 
     def _usage(self) -> dict[str, Any]:
         return usage(self._transcripts.values())
@@ -106,31 +116,26 @@ class WholeReply(Reply):
         self._pieces: defaultdict[int, list[Piece]] = defaultdict(list)  # by choice
 
     async def take(self, transcript: Transcript, frame: bytes) -> None:
-        self._hold(frame)
-        for piece in transcript.read(frame):
+        for piece in self._hold(transcript, frame):
             self._pieces[piece.index].append(piece)
 
     async def _end(self, transcript: Transcript) -> None:
         for piece in transcript.missing_ends():
             self._pieces[piece.index].append(piece)
-        if self._options.echo:
-            for piece in transcript.echoes():
-                self._pieces[piece.index].insert(0, piece)
-        if self._open:
-            return
-        if self._held_bytes <= SMALL_ANSWER:
-            body = self._body()
-        else:
-            body = await asyncio.to_thread(self._body)
-        await self._exchange.send_json(body, self._headers())
+        if not self._open:
+            await self._exchange.send_json(await self._off_loop(self._body), self._headers())
 
     def _body(self) -> bytes:
+        for transcript in self._transcripts.values():
+            echoes = transcript.echoes() if self._options.echo else []
+            for piece in echoes:
+                self._pieces[piece.index].insert(0, piece)
         choices = [self._form.choice(self._pieces[index]) for index in sorted(self._pieces)]
         answer = self._form.whole(choices, self._usage())
         for transcript in self._transcripts.values():
-            of_prompt = [answer] if self._asked.chat else [choices[i] for i in transcript.indices]
-            for told in of_prompt:
-                told.update(self._of_prompt(transcript))
+            told = self._of_prompt(transcript)
+            for each in [answer] if self._asked.chat else [choices[i] for i in transcript.indices]:
+                each.update(told)
         return encoded({**answer, "kvmesh": self._kvmesh()})
 
     def _of_prompt(self, transcript: Transcript) -> dict[str, Any]:
@@ -164,8 +169,7 @@ class StreamReply(Reply):
 
     async def take(self, transcript: Transcript, frame: bytes) -> None:
         if self._holds_all:
-            self._hold(frame)
-            self._held[transcript.place] += transcript.read(frame)
+            self._held[transcript.place] += self._hold(transcript, frame)
             return
         chunks = self._endings(self._held.pop(transcript.place, []))
         pieces = transcript.read(frame)
@@ -175,10 +179,9 @@ class StreamReply(Reply):
 
     async def _end(self, transcript: Transcript) -> None:
         held = self._held.pop(transcript.place, [])
-        chunks = []
         if self._holds_all:
-            chunks = self._texts(transcript, [*transcript.echoes(), *held])
-        chunks += self._endings([*held, *transcript.missing_ends()])
+            await self._exchange.write(await self._off_loop(lambda: self._all(transcript, held)))
+        chunks = self._endings([*held, *transcript.missing_ends()])
         if self._open:
             await self._write(chunks)
             return
@@ -186,6 +189,9 @@ class StreamReply(Reply):
             chunks.append(self._form.usage(self._usage()))
         chunks[-1]["kvmesh"] = self._kvmesh()
         await self._exchange.end(_events(chunks) + DONE)
+
+    def _all(self, transcript: Transcript, held: list[Piece]) -> bytes:
+        return _events(self._texts(transcript, [*transcript.echoes(), *held]))
 
     def _opening(self, transcript: Transcript) -> list[dict[str, Any]]:
         """A chat's choices begin with the role, a completion's with the echoed prompt."""

@@ -77,6 +77,11 @@ class Transcript:
         return range(self._first, self._first + self._options.n)
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's log-probabilities have come."""
+        return bool(self._prompt_entries)
+
+    @property
     def prompt_ids(self) -> list[int]:
         return unpack_tokens(self._prompt.token_ids)
 
@@ -97,14 +102,8 @@ class Transcript:
         """The prompt as the beginning of each choice; with log-probabilities only when the last
         frame, which has them, has been read.
         """
-        return [
-            Piece(
-                index,
-                self._echo,
-                logprobs=self._echoed_logprobs() if self._options.logprobs else None,
-            )
-            for index in self.indices
-        ]
+        logprobs = self._echoed_logprobs() if self._options.logprobs else None
+        return [Piece(index, self._echo, logprobs=logprobs) for index in self.indices]
 
     def missing_ends(self) -> list[Piece]:
         """Choices that no frame has ended: those of a request for no tokens."""

@@ -78,7 +78,8 @@ def test_several_prompts_are_answered_as_each_alone(client):
 
 
 def test_samples_differ_and_a_seed_brings_them_back(client):
-    asked = {"n": 4, "temperature": 1.0, "seed": 11, "max_tokens": 12}
+    # One token is always computed: in bfloat16 a cached prefix may change a sample.
+    asked = {"prompt": "Once", "n": 4, "temperature": 1.0, "seed": 11, "max_tokens": 12}
     first, again = (complete(client, **asked) for _ in range(2))
     texts = [choice.text for choice in first.choices]
     assert len(set(texts)) > 1

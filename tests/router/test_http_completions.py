@@ -7,6 +7,7 @@ import pytest
 from kvmesh.packing import unpack_tokens
 from tests.router.fleet_fixture import eventually
 from tests.router.openai_fixture import COMPLETION, client, fleet, running, seen_by, strict
+from tests.router.tiny_model import MAX_MODEL_LEN
 
 __all__ = ["client", "fleet", "running", "strict"]
 
@@ -237,3 +238,29 @@ async def test_vllms_extras_and_unknown_fields_are_taken(fleet, client):
     assert math.isclose(params.min_p, 0.1, rel_tol=1e-6)
     assert (dict(params.logit_bias), params.best_of) == ({5: -1.5}, 2)
     assert unpack_tokens(seen.token_ids) == list(b"hello")
+
+
+async def test_the_default_length_gives_way_to_the_context(strict):
+    for prompt, tokens in (("hello", 16), ("x" * (MAX_MODEL_LEN - 3), 3)):
+        answer = await strict.completions.create(model="tiny", prompt=prompt)
+        assert answer.usage.completion_tokens == tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_too_large_to_hold_is_refused(fleet, stream):
+    prompt = "x" * 3000  # whose log-probabilities each choice would repeat
+    body = {"prompt": prompt, "max_tokens": 1, "echo": True, "logprobs": 20, "stream": stream}
+    answer = await fleet.http.post("/v1/completions", json={**body, "n": 40})
+    assert '"param":"max_tokens"' in answer.text
+    assert "log-probabilities" in answer.text
+    assert (await fleet.http.post("/v1/completions", json={**body, "n": 1})).status_code == 200
+
+
+async def test_a_long_answer_is_refused_whole_and_streamed(fleet):
+    for node in fleet.nodes:
+        node.script.padding = 1 << 20
+    body = {"prompt": "x", "max_tokens": 17}
+    answer = await fleet.http.post("/v1/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
+    streamed = await fleet.http.post("/v1/completions", json={**body, "stream": True})
+    assert streamed.text.endswith("[DONE]\n\n")
