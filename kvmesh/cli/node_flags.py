@@ -19,8 +19,8 @@ MODEL, MEMORY, SCHEDULING, NETWORK, LOGGING = (
 
 MODEL_FLAGS = {
     "model": Flag(
-        "A built-in name, a directory with config.json and safetensors, a GGUF file, or the name of "
-        "a model on the Hugging Face hub (organisation/model).",
+        "A built-in name, a directory with config.json and safetensors, a GGUF file, or the name "
+        "of a model on the Hugging Face hub (organisation/model).",
         MODEL,
     ),
     "device": Flag("What computes; auto is cuda where torch sees a GPU.", MODEL, choices=DEVICES),

@@ -20,7 +20,6 @@ HTTP_FLAGS = {
         "Origin whose pages may call the HTTP API from a browser, or * for all. Once for each.",
         NETWORK,
         name="cors-allow-origin",
-        env="KVMESH_CORS_ALLOW_ORIGINS",
         default_text="none",
     ),
 }

@@ -211,6 +211,8 @@ class StubNode(rpc.CacheNodeServicer):
                 )
             await context.write(frame)
             self.frames += 1
+        if script.fail_after and script.fail_after == count:
+            await self._fail(context, script.code, "at the end")
 
     def _cache(self, request) -> int:
         """Prompt tokens found in the cache; afterwards it holds the whole prompt."""
