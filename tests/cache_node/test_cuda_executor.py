@@ -4,15 +4,19 @@ the tokens of a whole node.
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from cache_node.config import NodeConfig
 from cache_node.gpu_memory import GIB, MemoryProfile
 from cache_node.load_executor import choose_device
+from cache_node.main import _announce
 from cache_node.sampler import choose, takes_greatest
 from cache_node.sampling import SampleSpec, SamplingParams
+from kvmesh.v1 import cache_node_pb2 as pb
 from tests.interpreted import run_interpreted
 
 PROFILE = MemoryProfile(
@@ -90,6 +94,21 @@ def test_auto_takes_a_card_where_there_is_one(monkeypatch):
         choose_device("auto")
     monkeypatch.setattr("cache_node.load_executor.find_spec", lambda name: name)
     assert choose_device("auto") == choose_device("cuda") == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(("device", "blocks"), [("cuda", "gpu_blocks"), ("cpu", "kv_blocks")])
+def test_the_first_line_says_how_many_blocks_of_what(device, blocks):
+    scheme = pb.KeyScheme(block_size=16)
+    info = pb.NodeInfo(
+        device=device, num_blocks=300, num_cpu_blocks=20, max_model_len=64, key_scheme=scheme
+    )
+    with capture_logs() as lines:
+        _announce(SimpleNamespace(info=info, config=NodeConfig()), 5000)
+    assert lines[0]["device"] == device
+    assert {name: n for name, n in lines[0].items() if name.endswith("blocks")} == {
+        blocks: 300,
+        "cpu_blocks": 20,
+    }
 
 
 def test_bytes_go_before_the_share_of_a_card():

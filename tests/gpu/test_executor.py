@@ -97,7 +97,7 @@ def test_bfloat16_is_near_the_cpu(directory, kv_dtype):
     )
     row = Row(BASE, 0, range(1, 6))
     found, expected = (e.prompt_logits(row).float().cpu().log_softmax(-1) for e in (there, here))
-    assert (found - expected).abs().mean() < 0.1
+    assert (found - expected).abs().mean() < 0.3
 
 
 def test_a_swap_round_trip_brings_every_byte_back(cuda, generator):
