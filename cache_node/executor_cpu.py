@@ -88,7 +88,7 @@ def _make_pool(
 ) -> KvPool:
     try:
         return KvPool.zeros(layout, num_blocks, scales.heads, tails, scales.centres)
-    except (MemoryError, ValueError) as error:  # more than there is, more than can be addressed
+    except MemoryError as error:
         size = layout.bytes_per_block * num_blocks
         raise ValueError(
             f"kv_cache_bytes: this machine cannot reserve {size} bytes for {num_blocks} blocks; "

@@ -11,6 +11,7 @@ from cache_node.config import NodeConfig
 from cache_node.load_executor import load_executor
 from cache_node.model.source import Progress, find_model
 from cache_node.node import Node
+from kvmesh.process_memory import settle
 
 log = structlog.get_logger()
 
@@ -32,6 +33,7 @@ def run(config: NodeConfig, progress: Progress | None = None) -> int:
 
 async def _serve(config: NodeConfig, build: Callable[[], Node]) -> int:
     node = build()
+    settle()
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

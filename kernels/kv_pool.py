@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from kernels.attention_plan import AttentionRow
+from kernels.huge_pages import map_pages
 from kernels.kv_int4 import Int4Planes, lay_tails
 from kernels.kv_layout import KvLayout
 
@@ -70,12 +70,13 @@ class KvPool:
         tails: torch.Tensor | None = None,
         centres: torch.Tensor | None = None,
     ) -> "KvPool":
-        """In memory of the CPU, so that no unused block holds a NaN. numpy's zeros are mapped on
-        first use: an idle pool takes no memory. Raises MemoryError or ValueError where there is not
-        as much.
+        """In memory of the CPU, so that no unused block holds a NaN. It is mapped on first use: an
+        idle pool takes none. Vectors are whole cache lines there: where they begin within a line,
+        decode attention takes 1.3 to 1.4 of the time. Raises MemoryError where there is not as
+        much.
         """
-        raw = np.zeros((num_blocks, layout.bytes_per_block), dtype=np.uint8)
-        return cls(layout, torch.from_numpy(raw), head_scales, tails, centres)
+        raw = map_pages(num_blocks * layout.bytes_per_block)
+        return cls(layout, raw.view(num_blocks, -1), head_scales, tails, centres)
 
     def write_rows(self, layer: int, rows: Sequence[AttentionRow], kv: torch.Tensor) -> None:
         """Writes `kv` [tokens, 2, kv_heads, head_dim], float32, keys then values, of the rows' new

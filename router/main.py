@@ -7,6 +7,7 @@ from collections.abc import Callable
 import structlog
 import uvloop
 
+from kvmesh.process_memory import settle
 from router.app import RouterApp
 from router.config import RouterConfig
 
@@ -26,6 +27,7 @@ async def serve(config: RouterConfig, on_ready: Callable[[RouterApp], None] | No
     app = RouterApp(config)
     try:
         await app.start()
+        settle()
         log.info(
             "ready",
             http=f"http://{config.http_host}:{app.http_port}",

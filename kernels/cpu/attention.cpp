@@ -84,7 +84,7 @@ std::vector<PrefillPart> prefill_parts(const Step<T>& step) {
 
 // Of the query heads of all parts that decode, one part behind the other.
 struct Sums {
-    std::vector<float> sums;
+    LineVector<float> sums;
     std::vector<OnlineSoftmax> softmax;
 };
 

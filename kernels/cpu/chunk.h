@@ -1,8 +1,8 @@
 // Some keys of a row for one KV head, and their numbers.
 #pragma once
 #include <type_traits>
-#include <vector>
 
+#include "aligned.h"
 #include "amx.h"
 #include "paged.h"
 
@@ -267,7 +267,7 @@ private:
     }
 
     int64_t dim_;
-    std::vector<Number<T>> memory_;
+    LineVector<Number<T>> memory_;
     Number<T>* rows_[kQuantised<T> ? kChunk : 1];
 };
 

@@ -193,8 +193,8 @@ private:
     int64_t dim_;
     int group_;
     bool tiles_ = false;
-    std::vector<float> rows_;
-    std::vector<E> pairs_;
+    LineVector<float> rows_;
+    LineVector<E> pairs_;
 };
 
 }  // namespace kvmesh

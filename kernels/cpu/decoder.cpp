@@ -2,6 +2,7 @@
 // each other and for Python's lock: a fifth of a step of a small model.
 #include <vector>
 
+#include "aligned.h"
 #include "api.h"
 #include "norm.h"
 
@@ -44,8 +45,8 @@ namespace {
 
 // Of one step, between the kernels; one for each thread that calls, as large as its largest step.
 struct Scratch {
-    std::vector<bf16> input, query, gated;  // of the products
-    std::vector<float> qkv, output;
+    LineVector<bf16> input, query, gated;  // of the products
+    LineVector<float> qkv, output;
 
     void fit(int64_t tokens, const KvmeshDecoder& decoder, const PoolSizes& sizes) {
         const int64_t query_size = sizes.heads * sizes.head_dim, kv_size = sizes.kv_heads * sizes.head_dim;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "aligned.h"
 #include "api.h"
 #include "lanes.h"
 #include "linear.h"
@@ -22,22 +23,24 @@ struct Linear {
     void* out;  // [tokens, outputs], or [tokens, outputs / 2] where gated
 };
 
+// One row of one pair of blocks: outputs from `first` on, fewer than kWide in the last pair.
+template <Ending ending>
 void plain_end(const Linear& linear, int64_t first, int64_t row, const float* sums) {
     const int count = int(std::min<int64_t>(kWide, linear.outputs - first));
-    const int64_t at = row * linear.outputs + first;
-    float* to = static_cast<float*>(linear.out) + at;
+    float* to = static_cast<float*>(linear.out) + row * linear.outputs + first;
     const float* bias = linear.bias ? linear.bias + first : nullptr;
     int n = 0;
     for (; n + kLanes <= count; n += kLanes) {
         Lanes value = load(sums + n);
         if (bias) value += load(bias + n);
-        if (linear.ending == kAdd) value += load(to + n);
+        if (ending == kAdd) value += load(to + n);
         store(to + n, value);
     }
-    for (; n < count; n++) to[n] = sums[n] + (bias ? bias[n] : 0.0f) + (linear.ending == kAdd ? to[n] : 0.0f);
+    for (; n < count; n++) to[n] = sums[n] + (bias ? bias[n] : 0.0f) + (ending == kAdd ? to[n] : 0.0f);
 }
 
 // The first block of a pair holds 16 rows of the gate, the second the same rows of up.
+template <Ending ending>
 void gated_end(const Linear& linear, int64_t first, int64_t row, const float* sums) {
     bf16* to = static_cast<bf16*>(linear.out) + (row * linear.outputs + first) / 2;
     for (int n = 0; n < kBlock; n += kLanes) {
@@ -46,14 +49,26 @@ void gated_end(const Linear& linear, int64_t first, int64_t row, const float* su
             gate += load(linear.bias + first + n);
             up += load(linear.bias + first + n + kBlock);
         }
-        store(to + n, (linear.ending == kSiluGate ? silu(gate) : gelu_tanh(gate)) * up);
+        store(to + n, (ending == kSiluGate ? silu(gate) : gelu_tanh(gate)) * up);
     }
 }
 
+template <Ending ending>
+void finish_as(const Linear& linear, int64_t first, int64_t row, int tokens, const float* sums) {
+    for (int t = 0; t < tokens; t++, sums += kWide)
+        if constexpr (ending >= kSiluGate)
+            gated_end<ending>(linear, first, row + t, sums);
+        else
+            plain_end<ending>(linear, first, row + t, sums);
+}
+
 void finish(const Linear& linear, int64_t first, int64_t row, int tokens, const float* sums) {
-    const bool gated = linear.ending >= kSiluGate;
-    for (int t = 0; t < tokens; t++)
-        (gated ? gated_end : plain_end)(linear, first, row + t, sums + t * kWide);
+    switch (linear.ending) {
+        case kFloat32: return finish_as<kFloat32>(linear, first, row, tokens, sums);
+        case kAdd: return finish_as<kAdd>(linear, first, row, tokens, sums);
+        case kSiluGate: return finish_as<kSiluGate>(linear, first, row, tokens, sums);
+        case kGeluGate: return finish_as<kGeluGate>(linear, first, row, tokens, sums);
+    }
 }
 
 void run_block(const Linear& linear, int64_t pair, int64_t row, int tokens, bool tiles) {
@@ -101,7 +116,7 @@ extern "C" void kvmesh_linear(const void* x, int64_t tokens, int64_t inputs, con
     const int64_t depth = ceil_div(inputs, kDepth);
     Linear linear{static_cast<const bf16*>(x), inputs, tokens, static_cast<const bf16*>(weight), outputs, depth,
                   bias, Ending(ending), out};
-    std::vector<bf16> padded;
+    LineVector<bf16> padded;
     if (inputs % kDepth) {
         linear.stride = depth * kDepth;
         padded.assign(tokens * linear.stride, bf16{0});

@@ -2,8 +2,8 @@
 
 import torch
 
-from kernels.cpu.huge_pages import WEIGHTS
 from kernels.cpu.library import Library
+from kernels.huge_pages import WEIGHTS
 
 BLOCK = 16  # outputs of a tile
 DEPTH = 32  # inputs of a tile
