@@ -72,7 +72,7 @@ class KvPool:
     ) -> "KvPool":
         """In memory of the CPU, so that no unused block holds a NaN. It is mapped on first use: an
         idle pool takes none. Vectors are whole cache lines there: where they begin within a line,
-        decode attention takes 1.3 to 1.4 of the time. Raises MemoryError where there is not as
+        decode attention takes 1.07 of the time. Raises MemoryError where there is not as
         much.
         """
         raw = map_pages(num_blocks * layout.bytes_per_block)
