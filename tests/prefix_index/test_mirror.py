@@ -1,5 +1,8 @@
 """The router's picture of the nodes' caches."""
 
+import itertools
+import random
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -50,6 +53,38 @@ def test_tiers_are_told_apart_and_gpu_wins():
     assert mirror.match(KEYS) == {"node-0": Match(2, 1)}
     assert mirror.match(KEYS)["node-0"].blocks == 3
     assert mirror.size("node-0") == 3
+
+
+def test_a_tier_that_comes_and_goes_along_a_prefix_is_counted_once():
+    cpu = {KEYS[1], KEYS[3], KEYS[4]}
+    events = [Stored(key, TIER_CPU if key in cpu else TIER_GPU) for key in KEYS]
+    mirror = fed(log_of(*events), log_of(*(Stored(key, TIER_GPU) for key in KEYS[:4])))
+    assert mirror.match(KEYS) == {"node-0": Match(3, 3), "node-1": Match(4, 0)}
+
+
+@pytest.mark.parametrize("holes", [0.01, 0.1, 0.5])
+def test_holes_anywhere_in_a_long_prompt(holes):
+    """A search for the end of what is held may look past a hole; the answer must not."""
+    draw, keys = random.Random(3), [number.to_bytes(16) for number in range(60)]
+    for _ in range(200):
+        mirror, held = Mirror(), {}
+        for name in "abcde":
+            length = draw.randrange(61)
+            held[name] = {
+                key: draw.choice((TIER_GPU, TIER_GPU, TIER_CPU))
+                for key in keys[:length]
+                if draw.random() > holes
+            }
+            mirror.set_epoch(name, 1)
+            log = log_of(*(Stored(key, tier) for key, tier in held[name].items()))
+            mirror.apply(name, 1, log.snapshot())
+        expected = {name: _run(keys, tiers) for name, tiers in held.items()}
+        assert mirror.match(keys) == {n: match for n, match in expected.items() if match.blocks}
+
+
+def _run(keys, tiers):
+    run = [tiers[key] for key in itertools.takewhile(tiers.__contains__, keys)]
+    return Match(run.count(TIER_GPU), run.count(TIER_CPU))
 
 
 def test_modes():
