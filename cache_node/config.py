@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from os import sysconf
 from pathlib import Path
 
+from kvmesh.certificates import CertificateFiles
+
 DEFAULT_MODEL = "smollm2-135m-instruct"
 SCHEDULING_POLICIES = ("adaptive", "strict", "fcfs-greedy", "static")
 PREEMPTION_MODES = ("auto", "swap", "recompute")
@@ -33,6 +35,9 @@ class NodeConfig:
     host: str = "127.0.0.1"
     port: int = 50061  # 0 takes a free one
     metrics_port: int | None = None  # Prometheus metrics over HTTP; None: none
+    tls_cert: Path | None = None  # PEM chain that gRPC and metrics show; None: plain text
+    tls_key: Path | None = None  # of tls_cert
+    tls_ca: Path | None = None  # routers must have a certificate from these roots
     block_size: int = 16  # tokens
     num_blocks: int | None = None  # with the null block; None: as many as kv_cache_bytes holds
     kv_cache_bytes: int | None = None  # None: 1 GiB; on a GPU, what gpu_memory_utilization leaves
@@ -58,6 +63,7 @@ class NodeConfig:
     def __post_init__(self) -> None:
         self._check_choices()
         self._check_sizes()
+        self.tls_files.check_server()
 
     def _check_choices(self) -> None:
         for field, choices in (
@@ -102,6 +108,11 @@ class NodeConfig:
                 f"max_model_len: must be at least 2 (a prompt token and one more), "
                 f"is {self.max_model_len}"
             )
+
+    @property
+    def tls_files(self) -> CertificateFiles:
+        """Raises ValueError for half a pair."""
+        return CertificateFiles(self.tls_cert, self.tls_key, self.tls_ca)
 
     @property
     def sized_in_bytes(self) -> bool:

@@ -1,12 +1,14 @@
 """The node's Prometheus metrics: read from its state when scraped, so that a step pays nothing."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from cache_node.step_output import Load
+from kvmesh.certificates import CertificateFiles
 
 _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 
@@ -108,11 +110,21 @@ def _family(family: _Family, **values: float) -> _Family:
     return family
 
 
-def serve_metrics(port: int, host: str, load: Callable[[], Load]) -> Callable[[], None]:
-    """Serves /metrics on a thread of its own; returns what stops it."""
+def serve_metrics(
+    port: int, host: str, load: Callable[[], Load], tls: CertificateFiles
+) -> Callable[[], None]:
+    """Serves /metrics on a thread of its own, over TLS with a certificate. Returns its end."""
     registry = CollectorRegistry()
     registry.register(LoadCollector(load))
-    server, thread = start_http_server(port, host, registry=registry)
+    server, thread = start_http_server(
+        port,
+        host,
+        registry=registry,
+        certfile=_text(tls.cert),
+        keyfile=_text(tls.key),
+        client_cafile=_text(tls.ca),
+        client_auth_required=tls.ca is not None,
+    )
 
     def stop() -> None:
         server.shutdown()
@@ -120,3 +132,7 @@ def serve_metrics(port: int, host: str, load: Callable[[], Load]) -> Callable[[]
         thread.join()
 
     return stop
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -22,6 +22,7 @@ from cache_node.scheduling import make_scheduler
 from cache_node.service import CacheNodeService
 from cache_node.state_feed import StateFeed
 from cache_node.step_output import StepOutput
+from kvmesh.tls import ServerTls, listen, server_tls
 from kvmesh.tokenizer import Tokenizer, read_tokenizer_files
 from kvmesh.v1 import cache_node_pb2, cache_node_pb2_grpc
 from prefix_index.event_log import EventLog
@@ -47,7 +48,10 @@ class Node:
     """Built from loaded parts; `serve` runs it. The event loop that calls `serve` owns it."""
 
     def __init__(self, config: NodeConfig, executor: ModelExecutor, directory: Path) -> None:
-        """`directory` is the model's. Raises ValueError when pool and max_model_len do not fit."""
+        """`directory` is the model's. Raises ValueError when pool and max_model_len do not fit, and
+        for certificates that are wrong.
+        """
+        self._tls = server_tls(config.tls_files)
         files = read_tokenizer_files(directory)
         tokenizer = Tokenizer(files)
         fingerprint = model_fingerprint(directory)
@@ -75,7 +79,10 @@ class Node:
             if self.config.metrics_port is not None:
                 stack.callback(
                     serve_metrics(
-                        self.config.metrics_port, self.config.host, lambda: self.state.load
+                        self.config.metrics_port,
+                        self.config.host,
+                        lambda: self.state.load,
+                        self.config.tls_files,
                     )
                 )
             if self.config.redis_url is not None:
@@ -91,7 +98,7 @@ class Node:
         reflection.enable_server_reflection(
             (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
-        port = _bind(server, self.config.host, self.config.port)
+        port = _bind(server, self.config.host, self.config.port, self._tls)
         await server.start()
         for name in ("", SERVICE):
             await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -134,8 +141,8 @@ class Node:
         self._loop.call_soon_threadsafe(self.died.set)
 
 
-def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+def _bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) -> int:
     try:
-        return server.add_insecure_port(f"{host}:{port}")
+        return listen(server, f"{host}:{port}", tls)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {host}:{port}: is another process using it?") from error

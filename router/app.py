@@ -11,6 +11,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from kvmesh.tls import channel_credentials, listen, server_tls
 from router.admission import Admission
 from router.config import RouterConfig
 from router.core import RouterCore
@@ -41,19 +42,21 @@ class RouterApp:
     """
 
     def __init__(self, config: RouterConfig) -> None:
+        """Raises ValueError, by the field's name, for files of the configuration that are wrong."""
         self._config = config
+        self._tls = server_tls(config.tls_files)
         self.ledger = Ledger()
         self.admission = Admission(config.max_in_flight)
         self.metrics = RouterMetrics()
         self._fleet = Fleet()
         self._index = Index(config.redis_url, config.redis_group)
-        self._registry = Registry(config.nodes)
+        self._registry = Registry(config.nodes, channel_credentials(config.node_tls_files))
         self._reader = PromptReader(config.tokenizer_threads)
         self._router_id = uuid.uuid4().hex
         self.view = FleetView(self._registry, self.ledger, self._index)
         self._core = self._make_core()
         self._grpc = grpc.aio.server(options=SERVER_OPTIONS)
-        self._http = HttpFront(self._core, self.view, config)
+        self._http = HttpFront(self._core, self.view, config, self._tls)
         self._health = health.aio.HealthServicer()
         self._silence = SilenceDetector(config.node_silence, SILENCE_PERIOD)
         self._tasks: list[asyncio.Task[Any]] = []
@@ -126,7 +129,7 @@ class RouterApp:
         await self._set_health()
         address = f"{self._config.grpc_host}:{self._config.grpc_port}"
         try:
-            self.grpc_port = self._grpc.add_insecure_port(address)
+            self.grpc_port = listen(self._grpc, address, self._tls)
         except RuntimeError as error:
             raise OSError(f"grpc_port: cannot listen on {address}, choose another") from error
         await self._grpc.start()

@@ -2,6 +2,9 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
+
+from kvmesh.certificates import CertificateFiles
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 POLICIES = ("prefix-aware", "least-loaded", "round-robin", "random")
@@ -16,6 +19,12 @@ class RouterConfig:
     http_port: int = 8000  # 0 takes a free one
     grpc_host: str = "127.0.0.1"
     grpc_port: int = 50051  # 0 takes a free one
+    tls_cert: Path | None = None  # PEM chain that both fronts show; None: plain text
+    tls_key: Path | None = None  # of tls_cert
+    tls_ca: Path | None = None  # clients must have a certificate from these roots
+    node_tls_ca: Path | None = None  # roots of the nodes' certificates; None: nodes talk plain text
+    node_tls_cert: Path | None = None  # that the router shows to nodes
+    node_tls_key: Path | None = None  # of node_tls_cert
     redis_url: str | None = None  # None: the index is fed by the nodes' state streams
     redis_group: str = "kvmesh"
     policy: str = "prefix-aware"
@@ -49,9 +58,32 @@ class RouterConfig:
         for field in ("request_timeout", "node_silence", "header_timeout", "body_timeout"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field}: must be above 0 seconds, is {getattr(self, field)}")
+        self._check_tls()
         for origin in self.cors_allow_origins:
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError(
                     "cors_allow_origins: must be * or an origin such as https://example.org, "
                     f"is {origin!r}"
                 )
+
+    def _check_tls(self) -> None:
+        self.tls_files.check_server()
+        if self.node_tls_files is None and self.node_tls_cert is not None:
+            raise ValueError("node_tls_ca: must be set beside node_tls_cert")
+
+    @property
+    def http_scheme(self) -> str:
+        return "http" if self.tls_cert is None else "https"
+
+    @property
+    def tls_files(self) -> CertificateFiles:
+        """Of the fronts. Raises ValueError for half a pair."""
+        return CertificateFiles(self.tls_cert, self.tls_key, self.tls_ca)
+
+    @property
+    def node_tls_files(self) -> CertificateFiles | None:
+        """For the connections to nodes; None without TLS. Raises ValueError for half a pair."""
+        files = CertificateFiles(
+            self.node_tls_cert, self.node_tls_key, self.node_tls_ca, "node_tls_"
+        )
+        return files if files.ca is not None else None

@@ -15,17 +15,25 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kvmesh.errors import RequestError, invalid
+from kvmesh.tls import ServerTls
 from router.http_errors import error_response
 from router.http_head import LargeHeadError
 from router.http_io import SlowClientError
 
 
 class PatientConfig(uvicorn.Config):
-    """uvicorn's, with `header_timeout` in seconds."""
+    """uvicorn's, with `header_timeout` in seconds, and our own TLS."""
 
-    def __init__(self, app: ASGIApp, *, header_timeout: float, **settings: Any) -> None:
+    def __init__(
+        self, app: ASGIApp, *, header_timeout: float, tls: ServerTls | None, **settings: Any
+    ) -> None:
         super().__init__(app, http=PatientConnection, **settings)
         self.header_timeout = header_timeout
+        self._tls = tls
+
+    def load(self) -> None:
+        super().load()
+        self.ssl = self._tls.ssl_context() if self._tls is not None else None
 
 
 class PatientConnection(H11Protocol):

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from kvmesh import __version__
 from kvmesh.errors import Code, RequestError
+from kvmesh.tls import ServerTls
 from kvmesh.v1 import fleet_pb2
 from router.config import RouterConfig
 from router.core import RouterCore
@@ -40,7 +41,9 @@ ENDING = 1.0
 class HttpFront:
     """Listens from `start` to `stop`."""
 
-    def __init__(self, core: RouterCore, view: FleetView, config: RouterConfig) -> None:
+    def __init__(
+        self, core: RouterCore, view: FleetView, config: RouterConfig, tls: ServerTls | None
+    ) -> None:
         self._core = core
         self._view = view
         self._config = config
@@ -49,6 +52,7 @@ class HttpFront:
             PatientConfig(
                 self._application(),
                 header_timeout=config.header_timeout,
+                tls=tls,
                 h11_max_incomplete_event_size=config.max_header_bytes,
                 log_config=None,
                 access_log=False,

@@ -18,7 +18,7 @@ async def serve(config: RouterConfig, on_ready: Callable[[RouterApp], None] | No
     """Serves until SIGTERM or SIGINT, then lets running streams finish within the grace.
 
     `on_ready` is called once both ports are open; nodes may still be on their way. Raises OSError
-    for a taken port.
+    for a taken port, ValueError for a file of the configuration that is wrong.
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -30,7 +30,7 @@ async def serve(config: RouterConfig, on_ready: Callable[[RouterApp], None] | No
         settle()
         log.info(
             "ready",
-            http=f"http://{config.http_host}:{app.http_port}",
+            http=f"{config.http_scheme}://{config.http_host}:{app.http_port}",
             grpc=f"{config.grpc_host}:{app.grpc_port}",
             nodes=list(config.nodes),
         )

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
+import grpc
 import structlog
-from grpc import aio
 
+from kvmesh.tls import open_aio_channel
 from kvmesh.v1 import cache_node_pb2 as pb
 from router.node import CHANNEL_OPTIONS, Health, Node
 
@@ -18,9 +19,12 @@ class Registry:
     Listeners are called after each, on the event loop.
     """
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(
+        self, addresses: Sequence[str], credentials: grpc.ChannelCredentials | None = None
+    ) -> None:
+        """`credentials` are for all nodes; None: they talk plain text."""
         self.nodes = [
-            Node(address, aio.insecure_channel(address, options=CHANNEL_OPTIONS), address)
+            Node(address, open_aio_channel(address, credentials, CHANNEL_OPTIONS), address)
             for address in addresses
         ]
         self._listeners: list[Callable[[], None]] = []

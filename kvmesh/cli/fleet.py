@@ -10,7 +10,7 @@ from kvmesh.cli.flags import as_arguments
 from kvmesh.cli.node_flags import NODE_FLAGS
 from kvmesh.cli.router_flags import ROUTER_FLAGS
 from kvmesh.cli.serve_config import NODE, ServeConfig
-from kvmesh.cli.watch import until_nodes_up
+from kvmesh.cli.watch import UpWatch
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0  # seconds before a restart
 STEADY = 60.0  # seconds of life after which a death counts as the first one again
@@ -35,7 +35,8 @@ class Fleet:
             for node in nodes
         ]
         router = as_arguments(config.router_config(node_ports), ROUTER_FLAGS)
-        self.router = Child("router", ["router", *router], on_line)
+        self._up = UpWatch()
+        self.router = Child("router", ["router", *router], self._watched(on_line))
         self._config = config
         self._say = say
         self._watches: list[asyncio.Task[None]] = []
@@ -91,7 +92,16 @@ class Fleet:
 
     async def _until_up(self) -> None:
         await self.router.until_ready()
-        await until_nodes_up(self._config.grpc_target, len(self.nodes))
+        await self._up.until(len(self.nodes))
+
+    def _watched(
+        self, on_line: Callable[[Child, LogLine], None]
+    ) -> Callable[[Child, LogLine], None]:
+        def both(child: Child, line: LogLine) -> None:
+            self._up.take(line)
+            on_line(child, line)
+
+        return both
 
     @staticmethod
     async def _until_ready(children: Sequence[Child]) -> None:

@@ -9,11 +9,12 @@ from cache_node.config import (
 )
 from kvmesh.cli.flags import Flag
 
-MODEL, MEMORY, SCHEDULING, NETWORK, LOGGING = (
+MODEL, MEMORY, SCHEDULING, NETWORK, SECURITY, LOGGING = (
     "Model",
     "Memory",
     "Scheduling",
     "Network",
+    "Security",
     "Logging",
 )
 
@@ -113,6 +114,19 @@ INDEX_FLAGS = {
     ),
     "redis_group": Flag("Name of the fleet in Redis.", NETWORK),
 }
+TLS_FLAGS = {
+    "tls_cert": Flag(
+        "PEM certificate chain of this server; turns TLS on. Read again when it changes.",
+        SECURITY,
+        default_text="plain text",
+    ),
+    "tls_key": Flag("PEM key of the certificate.", SECURITY, default_text="none"),
+    "tls_ca": Flag(
+        "PEM roots: clients must have a certificate from them (mutual TLS).",
+        SECURITY,
+        default_text="none, anybody may connect",
+    ),
+}
 LOG_FLAGS = {"log_requests": Flag("Log one line for each finished request.", LOGGING)}
 
 NODE_FLAGS = {
@@ -126,5 +140,6 @@ NODE_FLAGS = {
     ),
     "shutdown_grace": Flag("Seconds for running requests to finish at the end.", NETWORK, least=0),
     **INDEX_FLAGS,
+    **TLS_FLAGS,
     **LOG_FLAGS,
 }

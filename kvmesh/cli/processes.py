@@ -40,7 +40,10 @@ def router(config: RouterConfig) -> None:
     _require_free(config.grpc_host, config.grpc_port, "--grpc-port")
     from router.main import run
 
-    run(config)
+    try:
+        run(config)
+    except ValueError as error:
+        fail(str(error))
 
 
 def node(config: NodeConfig) -> None:

@@ -1,7 +1,7 @@
 """What `--help` says about the flags of the router. Names and defaults are in RouterConfig."""
 
 from kvmesh.cli.flags import Flag
-from kvmesh.cli.node_flags import INDEX_FLAGS, LOG_FLAGS, NETWORK
+from kvmesh.cli.node_flags import INDEX_FLAGS, LOG_FLAGS, NETWORK, SECURITY, TLS_FLAGS
 from router.config import POLICIES
 
 ROUTING, LIMITS = "Routing", "Limits"
@@ -23,6 +23,16 @@ HTTP_FLAGS = {
         default_text="none",
     ),
 }
+NODE_TLS_FLAGS = {
+    "node_tls_ca": Flag(
+        "PEM roots of the nodes' certificates; turns TLS to nodes on.",
+        SECURITY,
+        default_text="plain text",
+    ),
+    "node_tls_cert": Flag("PEM chain to show to nodes.", SECURITY, default_text="none"),
+    "node_tls_key": Flag("PEM key of that.", SECURITY, default_text="none"),
+}
+
 ROUTER_FLAGS = {
     "nodes": Flag(
         "host:port of a cache node. Once for each node.", ROUTING, name="node", env="KVMESH_NODES"
@@ -34,6 +44,8 @@ ROUTER_FLAGS = {
     "grpc_host": Flag("Address that the gRPC API listens on.", NETWORK),
     "grpc_port": Flag("Port of the gRPC API.", NETWORK, least=0, most=65535),
     **INDEX_FLAGS,
+    **TLS_FLAGS,
+    **NODE_TLS_FLAGS,
     "max_request_bytes": Flag("A larger request is refused unread.", LIMITS, least=1),
     **HTTP_FLAGS,
     "max_in_flight": Flag("Most requests at once; more are told to come back.", LIMITS, least=1),

@@ -5,7 +5,14 @@ from pathlib import Path
 
 from cache_node.config import NodeConfig
 from kvmesh.cli.flags import Flag
-from kvmesh.cli.node_flags import ENGINE_FLAGS, INDEX_FLAGS, LOG_FLAGS, MODEL_FLAGS, NETWORK
+from kvmesh.cli.node_flags import (
+    ENGINE_FLAGS,
+    INDEX_FLAGS,
+    LOG_FLAGS,
+    MODEL_FLAGS,
+    NETWORK,
+    TLS_FLAGS,
+)
 from kvmesh.cli.ports import free_ports
 from kvmesh.cli.router_flags import HTTP_FLAGS, POLICY_FLAGS
 from router.config import RouterConfig
@@ -13,6 +20,7 @@ from router.config import RouterConfig
 NODE = NodeConfig()
 ROUTER = RouterConfig(nodes=("the defaults, of no router:1",))
 FLEET = "Fleet"
+_ROUTERS = {"host", "tls_cert", "tls_key", "tls_ca"}  # fields of a node that mean the router here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +40,9 @@ class ServeConfig:
     node_port_base: int | None = None
     redis_url: str | None = NODE.redis_url
     redis_group: str = NODE.redis_group
+    tls_cert: Path | None = ROUTER.tls_cert
+    tls_key: Path | None = ROUTER.tls_key
+    tls_ca: Path | None = ROUTER.tls_ca
     model: str = NODE.model
     device: str = NODE.device
     dtype: str = NODE.dtype
@@ -57,9 +68,10 @@ class ServeConfig:
 
     def node_config(self, index: int, port: int) -> NodeConfig:
         """One node's configuration. Nodes listen on the loopback: only the router talks to them.
-        They share the part of a GPU that they may use.
+        They share the part of a GPU that they may use. TLS is the router's: what it says to
+        nodes stays on the loopback.
         """
-        shared = {f.name for f in fields(NodeConfig)} & {f.name for f in fields(self)} - {"host"}
+        shared = {f.name for f in fields(NodeConfig)} & {f.name for f in fields(self)} - _ROUTERS
         values = {name: getattr(self, name) for name in shared}
         values["gpu_memory_utilization"] = self.gpu_memory_utilization / self.nodes
         return NodeConfig(node_name=f"node-{index}", port=port, **values)
@@ -74,6 +86,9 @@ class ServeConfig:
             grpc_port=self.grpc_port,
             redis_url=self.redis_url,
             redis_group=self.redis_group,
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+            tls_ca=self.tls_ca,
             policy=self.policy,
             max_header_bytes=self.max_header_bytes,
             header_timeout=self.header_timeout,
@@ -91,7 +106,8 @@ class ServeConfig:
     @property
     def http_url(self) -> str:
         """Base URL of the HTTP API, for clients on this host."""
-        return f"http://{self._reachable_host}:{self.http_port}"
+        scheme = "http" if self.tls_cert is None else "https"
+        return f"{scheme}://{self._reachable_host}:{self.http_port}"
 
     @property
     def _reachable_host(self) -> str:
@@ -121,6 +137,7 @@ SERVE_FLAGS = {
     ),
     **HTTP_FLAGS,
     **INDEX_FLAGS,
+    **TLS_FLAGS,
     **MODEL_FLAGS,
     **ENGINE_FLAGS,
     **LOG_FLAGS,

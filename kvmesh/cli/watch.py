@@ -2,32 +2,43 @@
 
 import asyncio
 
+from kvmesh.cli.child import LogLine
+
 PATIENCE = 60.0  # seconds from ready processes to a router that sees them
-POLL = 0.1  # seconds
 
 
-async def until_nodes_up(target: str, count: int) -> None:
-    """Returns when the router at `target` reports `count` nodes up.
-
-    Raises TimeoutError with the reason that the router gives when that takes too long.
+class UpWatch:
+    """Learns from the router's log which nodes are up: nobody needs to connect, whatever
+    certificates or keys a client must have.
     """
-    import grpc
 
-    from kvmesh.v1 import fleet_pb2, fleet_pb2_grpc
+    def __init__(self) -> None:
+        self._up: set[str] = set()
+        self._details: dict[str, str] = {}
+        self._news = asyncio.Event()
 
-    detail = "the router does not answer"
-    deadline = asyncio.get_running_loop().time() + PATIENCE
-    async with grpc.aio.insecure_channel(target) as channel:
-        stub = fleet_pb2_grpc.FleetStub(channel)
-        while asyncio.get_running_loop().time() < deadline:
-            try:
-                nodes = (await stub.ListNodes(fleet_pb2.ListNodesRequest(), timeout=5)).nodes
-            except grpc.RpcError as error:
-                detail = f"the router answers: {error}"
-            else:
-                up = sum(node.health == fleet_pb2.NODE_HEALTH_UP for node in nodes)
-                if up >= count:
-                    return
-                detail = "; ".join(f"{n.name or n.address}: {n.detail}" for n in nodes if n.detail)
-            await asyncio.sleep(POLL)
-    raise TimeoutError(f"not all of {count} nodes came up: {detail}")
+    def take(self, line: LogLine) -> None:
+        """One line of the router."""
+        if line.event != "node":
+            return
+        address, health = str(line.fields.get("address")), line.fields.get("health")
+        self._details[address] = f"{line.fields.get('node')}: {line.fields.get('detail')}"
+        if health == "UP":
+            self._up.add(address)
+        else:
+            self._up.discard(address)
+        self._news.set()
+
+    async def until(self, count: int) -> None:
+        """Returns when `count` nodes are up. Raises TimeoutError, with what the router says of the
+        others, when that takes too long.
+        """
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while len(self._up) < count:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            others = [text for address, text in self._details.items() if address not in self._up]
+            detail = "; ".join(others) or "the router has seen none of the others"
+            raise TimeoutError(f"not all of {count} nodes came up: {detail}") from None

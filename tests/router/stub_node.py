@@ -18,6 +18,7 @@ import grpc
 
 from kvmesh.errors import RequestError, abort, exhausted
 from kvmesh.packing import pack_tokens, unpack_tokens
+from kvmesh.tls import ServerTls, listen
 from kvmesh.v1 import cache_node_pb2 as pb
 from kvmesh.v1 import cache_node_pb2_grpc as rpc
 from kvmesh.v1 import generate_pb2
@@ -84,7 +85,7 @@ class StubNode(rpc.CacheNodeServicer):
         self.draining = False
         self.last_sequence: dict[str, int] = {}
 
-    async def start(self, port: int = 0) -> "StubNode":
+    async def start(self, port: int = 0, tls: ServerTls | None = None) -> "StubNode":
         self.server = grpc.aio.server(
             options=(
                 ("grpc.max_receive_message_length", 64 << 20),
@@ -93,7 +94,7 @@ class StubNode(rpc.CacheNodeServicer):
             )
         )
         rpc.add_CacheNodeServicer_to_server(self, self.server)
-        self.port = self.server.add_insecure_port(f"127.0.0.1:{port}")
+        self.port = listen(self.server, f"127.0.0.1:{port}", tls)
         await self.server.start()
         return self
 
