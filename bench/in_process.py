@@ -66,7 +66,7 @@ class InProcessEngine:
     def _on_death(self) -> None:
         self._wait.done.set()
 
-    def _make_text(self) -> OutputText:
+    def _make_text(self, _sample: int) -> OutputText:
         return OutputText(self._tokenizer, (), True)
 
     def _deliver(self, output: StepOutput) -> None:

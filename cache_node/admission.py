@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cache_node.key_chain import KeyChain
+from cache_node.resume import read_progress
 from cache_node.sampling import SamplingParams
 from cache_node.sequence import Request
 from kvmesh import validation
@@ -60,6 +61,7 @@ class Admission:
             arrival=self.clock(),
             priority=message.priority,
             use_cache=self.prefix_caching and message.cache != generate_pb2.CACHE_MODE_OFF,
+            resumed=read_progress(message.resume, params, info.vocab_size),
         )
 
     def _check_dispatch(self, message: cache_node_pb2.NodeGenerateRequest) -> None:
@@ -73,8 +75,6 @@ class Admission:
             )
         if message.adapter:
             raise unimplemented("adapter", "no adapters are served by this version, leave it empty")
-        if message.resume:
-            raise unimplemented("resume", "not served by this version, leave it empty")
 
     def _prompt(self, message: cache_node_pb2.NodeGenerateRequest) -> list[int]:
         try:

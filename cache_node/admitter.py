@@ -135,8 +135,9 @@ class Admitter:
         if request.first_scheduled is not None:
             return
         request.first_scheduled = now
-        request.loaded_tokens = len(reuse.cpu) * self.memory.pool.block_size
-        request.cached_tokens = reuse.tokens - request.loaded_tokens
+        found = min(reuse.tokens, len(request.prompt))  # of one that goes on, output may be cached
+        request.loaded_tokens = min(found, len(reuse.cpu) * self.memory.pool.block_size)
+        request.cached_tokens = found - request.loaded_tokens
         self.counters.queried_tokens += len(request.prompt) if request.use_cache else 0
         self.counters.hit_tokens += request.cached_tokens
         self.counters.loaded_tokens += request.loaded_tokens

@@ -79,10 +79,10 @@ class Engine:
         return future
 
     def submit(
-        self, request: Request, make_text: Callable[[], OutputText], router: str, dispatch: int
+        self, request: Request, make_text: Callable[[int], OutputText], router: str, dispatch: int
     ) -> None:
         """Queues a request, whose tokens then arrive through `deliver`, as does the error if it
-        cannot be queued. `make_text` is called once a sample.
+        cannot be queued. `make_text` is called once a sample, with its index.
         """
         output = RequestOutput(request, make_text)
         self._commands.put(lambda: self._submit(output, router, dispatch))

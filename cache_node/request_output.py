@@ -16,7 +16,7 @@ class RequestOutput:
     found here.
     """
 
-    def __init__(self, request: Request, make_text: Callable[[], OutputText]) -> None:
+    def __init__(self, request: Request, make_text: Callable[[int], OutputText]) -> None:
         self.request = request
         self._make_text = make_text
         self._reports = request.params.logprobs is not None  # else they only serve the ranking
@@ -50,7 +50,9 @@ class RequestOutput:
 
     def _text(self, sample: int, choice: Choice, reason: FinishReason | None) -> tuple[str, str]:
         """The new text, and the stop string that it ended at. A stop token has no text."""
-        output = self._texts.setdefault(sample, self._make_text())
+        if sample not in self._texts:
+            self._texts[sample] = self._make_text(sample)
+        output = self._texts[sample]
         if reason is FinishReason.STOP:
             return output.flush(), ""
         text, stop = output.push(choice.token)

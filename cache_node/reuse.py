@@ -37,8 +37,8 @@ def find_reuse(sequence: Sequence, pool: BlockPool, tier: CpuTier | None) -> Reu
     """
     if sequence.swapped:
         return _swapped(sequence, pool)
-    if not sequence.request.use_cache or _wants_all_logprobs(sequence):
-        return Reuse()
+    if not sequence.request.use_cache or sequence.scores_prompt:
+        return Reuse()  # the prompt's log-probabilities need every one of its tokens computed
     reuse = Reuse()
     whole = (len(sequence.tokens) - 1) // pool.block_size
     contents = sequence.keys.extend_to(sequence.tokens, whole)
@@ -89,8 +89,3 @@ def _match_partial(reuse: Reuse, sequence: Sequence, pool: BlockPool, place: int
     if match is not None:
         reuse.partial, shared = match
         reuse.tokens += shared
-
-
-def _wants_all_logprobs(sequence: Sequence) -> bool:
-    """Log-probabilities of the prompt need every one of its tokens computed."""
-    return sequence.params.prompt_logprobs is not None and not sequence.num_output

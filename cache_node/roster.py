@@ -30,7 +30,8 @@ class Roster:
 
     def enter(self, request: Request) -> None:
         self.requests[request.id] = request
-        self.waiting.push(request.leader)
+        for sequence in request.live:
+            self.waiting.push(sequence)
 
     def load(self, sequence: Sequence) -> None:
         sequence.state = State.LOADING
@@ -57,7 +58,7 @@ class Roster:
     def requeue(self, sequence: Sequence) -> None:
         """It waits again, with what is swapped and without any KV block."""
         sequence.state = State.PREEMPTED
-        if not sequence.swapped and not sequence.num_output:
+        if not sequence.swapped and sequence.scores_prompt:
             sequence.request.prompt_logprobs.clear()  # the prompt is computed again from the start
         self.waiting.push(sequence)
 

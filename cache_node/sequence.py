@@ -23,9 +23,21 @@ class FinishReason(Enum):
     ABORT = auto()
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a sample has produced on another node, which is not there any more."""
+
+    output: Seq[int]
+    finished: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class Request:
-    """What all samples of a request share. Times are seconds of the injected clock."""
+    """What all samples of a request share. Times are seconds of the injected clock.
+
+    A request that goes on here has an entry of `resumed` for each sample, one of them unfinished.
+    Each sample is then a sequence from the start, as if it had been preempted.
+    """
 
     id: str
     prompt: Seq[int]
@@ -35,7 +47,9 @@ class Request:
     arrival: float
     priority: int = 0  # larger runs first
     use_cache: bool = True
+    resumed: Seq[Progress] = ()
     sequences: "list[Sequence]" = field(default_factory=list)  # one until the prompt is computed
+    leader: "Sequence" = field(init=False)  # the sample that computes the prompt
     unfinished: int = 1  # samples, those not made yet among them
     cached_tokens: int = 0  # of the prompt, found in the KV pool at the first admission
     loaded_tokens: int = 0  # of the prompt, loaded from the CPU pool
@@ -46,8 +60,12 @@ class Request:
     finished: float | None = None
 
     def __post_init__(self) -> None:
-        self.unfinished = self.samples
-        self.sequences.append(Sequence(self, list(self.prompt), self.keys))
+        for index, progress in enumerate(self.resumed or (Progress(()),)):
+            tokens = [*self.prompt, *progress.output]
+            state = State.FINISHED if progress.finished else State.WAITING
+            self.sequences.append(Sequence(self, tokens, self.keys.fork(), index, state))
+        self.leader = self.live[0]
+        self.unfinished = len(self.live) if self.resumed else self.samples
 
     @property
     def samples(self) -> int:
@@ -58,11 +76,6 @@ class Request:
     def live(self) -> "list[Sequence]":
         """The samples that have been made and have not ended."""
         return [seq for seq in self.sequences if seq.state is not State.FINISHED]
-
-    @property
-    def leader(self) -> "Sequence":
-        """The sample that computes the prompt."""
-        return self.sequences[0]
 
 
 @dataclass(slots=True, eq=False)
@@ -123,8 +136,14 @@ class Sequence:
         """Samples that will be forked from this one when its prompt is computed, itself included;
         0 once that has happened.
         """
-        forked = self.num_output > 0 or self.sample_index > 0
+        forked = self.num_output > 0 or self.sample_index > 0 or len(self.request.resumed) > 0
         return 0 if forked else self.request.samples
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt are wanted, and are its to compute still."""
+        wanted = self.params.prompt_logprobs is not None and self is self.request.leader
+        return wanted and len(self.request.prompt_logprobs) < self.prompt_tokens - 1
 
     def specs(self) -> list[SampleSpec]:
         """How to choose what follows the last token: once, or once a sample that is to be made."""

@@ -1,7 +1,6 @@
 """The CacheNode gRPC service, over the engine."""
 
 import asyncio
-from collections.abc import Callable
 from contextlib import aclosing
 
 import structlog
@@ -11,6 +10,7 @@ from cache_node.config import NodeConfig
 from cache_node.engine import Engine
 from cache_node.output_stream import OutputStream, logprobs_to_proto
 from cache_node.output_text import OutputText
+from cache_node.resume import MakeText, resumed_texts
 from cache_node.rpc_guard import Context, guarded
 from cache_node.sequence import FinishReason, Request
 from cache_node.state_feed import StateFeed
@@ -19,7 +19,7 @@ from cache_node.summary import summary
 from kvmesh.errors import Code, RequestError, exhausted, invalid, unavailable
 from kvmesh.tokenizer import Tokenizer
 from kvmesh.v1 import cache_node_pb2 as pb
-from kvmesh.v1 import cache_node_pb2_grpc, generate_pb2
+from kvmesh.v1 import cache_node_pb2_grpc
 from kvmesh.validation import check_priority
 from prefix_index.keys import KEY_BYTES
 
@@ -79,7 +79,7 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
         stream = self._streams[key] = OutputStream()
         self._idle.clear()
         try:
-            make_text = self._text_maker(message.sampling, request)
+            make_text = await self._text_maker(message, request)
             router, dispatch = message.router_id, message.dispatch_sequence
             self._engine.submit(request, make_text, router, dispatch)
             await context.send_initial_metadata(
@@ -202,12 +202,16 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
             message = f"node {self._info.name} is full: {len(self._streams)} requests run or wait"
             raise exhausted(message, FULL_RETRY_AFTER)
 
-    def _text_maker(
-        self, sampling: generate_pb2.SamplingParams, request: Request
-    ) -> Callable[[], OutputText]:
+    async def _text_maker(self, message: pb.NodeGenerateRequest, request: Request) -> MakeText:
+        sampling, params = message.sampling, request.params
         skip = not sampling.HasField("skip_special_tokens") or sampling.skip_special_tokens
-        params = request.params
-        return lambda: OutputText(self._tokenizer, params.stop, skip, params.min_tokens)
+
+        def make_text(_sample: int) -> OutputText:
+            return OutputText(self._tokenizer, params.stop, skip, params.min_tokens)
+
+        if not message.resume:
+            return make_text
+        return await asyncio.to_thread(resumed_texts, message.resume, make_text)
 
     async def _send(self, stream: OutputStream, context: Context) -> None:
         async for frame in stream:
@@ -220,7 +224,9 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
 
     def _log(self, message: pb.NodeGenerateRequest, request: Request) -> None:
         if self._log_requests:
-            reasons = [seq.finish_reason for seq in request.sequences]
+            # Of samples that had ended elsewhere, nobody here knows how.
+            here = [s for s in request.sequences if s.finish_reason or s in request.live]
+            reasons = [seq.finish_reason for seq in here]
             log.info(
                 "request",
                 request_id=message.request_id,

@@ -47,8 +47,8 @@ class Step:
         end = min(len(sequence.tokens), start + self.budget)
         complete = end == len(sequence.tokens)
         wanted, targets = sequence.params.prompt_logprobs, []
-        if wanted is not None and not sequence.num_output:
-            targets = sequence.tokens[start + 1 : end + 1]
+        if sequence.scores_prompt:
+            targets = sequence.tokens[start + 1 : min(end + 1, sequence.prompt_tokens)]
         self.rows.append(
             Row(
                 sequence.tokens[start:end],

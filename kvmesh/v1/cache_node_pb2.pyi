@@ -89,7 +89,10 @@ class NodeGenerateRequest(_message.Message):
 
     @_builtins.property
     def resume(self) -> _containers.RepeatedCompositeFieldContainer[Global___Resume]:
-        """For a request that goes on after its node died: one entry a sample. UNIMPLEMENTED today unless empty."""
+        """For a request that goes on after its node died: one entry for each of n samples, at least one of them not finished,
+        and best_of is not above n; else INVALID_ARGUMENT. Only what follows is sent. Random numbers go on where they were;
+        usage counts all of the output.
+        """
 
     def __init__(
         self,
@@ -128,11 +131,13 @@ class Resume(_message.Message):
     index: _builtins.int
     """Which sample, from 0."""
     token_ids: _builtins.bytes
-    """Output so far, little-endian uint32. It is computed as prompt, and counts as output."""
+    """Output so far, little-endian uint32. It is computed as prompt, and counts as output. Below max_tokens unless finished,
+    else INVALID_ARGUMENT.
+    """
     finished: _builtins.bool
     """The sample had ended: nothing is left to do for it."""
     text_bytes_sent: _builtins.int
-    """How much of its text the client has, in UTF-8 bytes."""
+    """How much of its text the client has, in UTF-8 bytes. More than the tokens make gets INVALID_ARGUMENT."""
     def __init__(
         self,
         *,

@@ -20,7 +20,7 @@ from cache_node.memory import KvMemory
 from cache_node.preemption import PreemptionCosts, PreemptionMode
 from cache_node.sampling import Choice, SampleSpec, SamplingParams, TokenLogprobs
 from cache_node.scheduler import Scheduler
-from cache_node.sequence import FinishReason, Request, Sequence
+from cache_node.sequence import FinishReason, Progress, Request, Sequence
 from cache_node.step_plan import BlockCopy, BlockId, Row, RowResult, StepPlan
 
 VOCAB = 50_000
@@ -155,6 +155,7 @@ class MockNode:
         *,
         priority: int = 0,
         cache: bool = True,
+        resumed: Seq[Progress] = (),
         **params: Any,
     ) -> Request:
         self.now += 0.001
@@ -168,6 +169,7 @@ class MockNode:
             arrival=self.now,
             priority=priority,
             use_cache=cache,
+            resumed=resumed,
         )
 
     def step(self) -> int:
