@@ -1,14 +1,22 @@
 """How much of the pool is promised to those that run: who may be admitted beside them."""
 
 from collections.abc import Sequence as Seq
+from math import ceil
 from typing import Protocol
 
 from cache_node.block_pool import BlockPool
+from cache_node.roster import Roster
 from cache_node.sequence import Sequence
 
 
 class Commitment(Protocol):
-    """Decides on memory for an admission. Told of preemptions and steps, it may learn from them."""
+    """Decides on memory for an admission. Told of preemptions and steps, it may learn from them.
+
+    `share` is what it counts of the growth that is possible: 1 for all of it.
+    """
+
+    @property
+    def share(self) -> float: ...
 
     def spare(self, newcomer: Sequence, running: Seq[Sequence], pool: BlockPool, /) -> int | None:
         """Blocks that must stay free once all present tokens of `newcomer` have theirs; None when
@@ -24,6 +32,8 @@ class Commitment(Protocol):
 
 class Strict:
     """Commits every sample's longest end: what is admitted is never preempted for memory."""
+
+    share = 1.0
 
     def spare(self, newcomer: Sequence, running: Seq[Sequence], pool: BlockPool) -> int | None:
         return sum(most_growth(seq, pool) for seq in (*running, newcomer))
@@ -63,6 +73,8 @@ class Adaptive:
 class Greedy:
     """First come, first served, by what is free now: the baseline that preempts most."""
 
+    share = 0.0
+
     def spare(self, _newcomer: Sequence, _running: Seq[Sequence], _pool: BlockPool) -> int | None:
         return 0
 
@@ -80,6 +92,21 @@ class Static(Strict):
         if any(seq.num_computed > seq.request.cached_tokens for seq in running):
             return None
         return super().spare(newcomer, running, pool)
+
+
+def committed_blocks(roster: Roster, pool: BlockPool, share: float) -> int:
+    """Blocks that are held, that those who hold them are expected to grow by, and that the waiting
+    will take. May exceed the pool. Shared blocks count once, as far as they are held.
+    """
+    growth = owed = 0
+    for sequence in roster.admitted:
+        growth += most_growth(sequence, pool)
+        # The block of a token that was just chosen is taken when the token is computed.
+        owed += pool.blocks_for(len(sequence.tokens)) - len(sequence.block_table)
+    waiting = roster.waiting
+    empty = len(waiting) * (pool.block_size - 1)  # slots at most, in the last blocks
+    slots = waiting.tokens + share * waiting.growth + empty
+    return pool.num_held + owed + ceil(share * growth + slots / pool.block_size)
 
 
 def most_growth(sequence: Sequence, pool: BlockPool) -> int:

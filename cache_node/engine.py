@@ -112,6 +112,8 @@ class Engine:
         roster, pool = self._scheduler.roster, self._scheduler.memory.pool
         tier = self._scheduler.memory.tier
         return Load(
+            committed_blocks=self._scheduler.committed_blocks,
+            growth_share=self._scheduler.growth_share,
             held_blocks=pool.num_held,
             free_blocks=pool.num_free - pool.num_evictable,
             evictable_blocks=pool.num_evictable,

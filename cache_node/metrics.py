@@ -15,6 +15,10 @@ _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 GAUGES: dict[str, tuple[str, Callable[[Load], float]]] = {
     "kvmesh_num_requests_running": ("Requests in the batch", lambda load: load.running),
     "kvmesh_num_requests_waiting": ("Requests that wait for blocks", lambda load: load.waiting),
+    "kvmesh_kv_blocks_committed": (
+        "Blocks that requests hold, are expected to grow by, or wait for",
+        lambda load: load.committed_blocks,
+    ),
     "kvmesh_queued_prefill_tokens": (
         "Prompt tokens not computed yet",
         lambda load: load.queued_prefill_tokens,

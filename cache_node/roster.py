@@ -71,6 +71,8 @@ class Roster:
             "a sequence stands in two lists": len(live) != len(waiting) + len(admitted),
             "count of waiting prompt tokens is wrong": self.waiting.uncomputed_prompt
             != sum(seq.uncomputed_prompt for seq in waiting),
+            "count of waiting tokens is wrong": (self.waiting.tokens, self.waiting.growth)
+            != (sum(len(seq.tokens) for seq in waiting), sum(seq.growth for seq in waiting)),
         }
         return [violation for violation, broken in checks.items() if broken]
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from cache_node.admitter import Admitter
-from cache_node.commitment import Commitment, most_blocks
+from cache_node.commitment import Commitment, committed_blocks, most_blocks
 from cache_node.limits import Counters, Limits
 from cache_node.memory import KvMemory
 from cache_node.preemption import Preempter, PreemptionCosts, least_important
@@ -50,6 +50,15 @@ class Scheduler:
         self._admitter = Admitter(
             memory, self.roster, limits, commitment, self._preempter, self.counters
         )
+
+    @property
+    def committed_blocks(self) -> int:
+        """What of the pool is given away, see `commitment.committed_blocks`."""
+        return committed_blocks(self.roster, self.memory.pool, self._commitment.share)
+
+    @property
+    def growth_share(self) -> float:
+        return self._commitment.share
 
     @property
     def has_work(self) -> bool:

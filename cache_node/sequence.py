@@ -132,6 +132,11 @@ class Sequence:
         return self.prompt_tokens + self.params.max_tokens
 
     @property
+    def growth(self) -> int:
+        """Tokens that it, and the samples that will be forked from it, can still come to."""
+        return max(1, self.unmade_samples) * (self.max_len - len(self.tokens))
+
+    @property
     def unmade_samples(self) -> int:
         """Samples that will be forked from this one when its prompt is computed, itself included;
         0 once that has happened.

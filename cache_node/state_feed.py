@@ -58,7 +58,8 @@ class StateFeed:
     def _load(self, router: str) -> pb.NodeLoad:
         load = self.load
         return pb.NodeLoad(
-            committed_blocks=load.held_blocks,
+            committed_blocks=load.committed_blocks,
+            growth_share=load.growth_share,
             free_blocks=load.free_blocks,
             evictable_blocks=load.evictable_blocks,
             running=load.running,

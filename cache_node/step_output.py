@@ -34,6 +34,8 @@ class Ended:
 class Load:
     """The node's load at the end of a step, see NodeLoad in cache_node.proto."""
 
+    committed_blocks: int
+    growth_share: float
     held_blocks: int
     free_blocks: int
     evictable_blocks: int

@@ -16,6 +16,8 @@ class WaitingQueue:
         self._entries: list[_Entry] = []
         self._ticket = count()
         self.uncomputed_prompt = 0  # tokens, of all that wait
+        self.tokens = 0  # that they have
+        self.growth = 0  # tokens that they can come to beyond those, all samples together
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -30,7 +32,7 @@ class WaitingQueue:
             self._entries,
             (-request.priority, fresh, request.arrival, next(self._ticket), sequence),
         )
-        self.uncomputed_prompt += sequence.uncomputed_prompt
+        self._count(sequence, 1)
 
     def first(self, count: int) -> list[Sequence]:
         return [entry[-1] for entry in islice(self._entries, count)]
@@ -39,4 +41,9 @@ class WaitingQueue:
         """Takes `sequence` out wherever it stands. It must be here. O(its place)."""
         place = next(i for i, entry in enumerate(self._entries) if entry[-1] is sequence)
         del self._entries[place]
-        self.uncomputed_prompt -= sequence.uncomputed_prompt
+        self._count(sequence, -1)
+
+    def _count(self, sequence: Sequence, sign: int) -> None:
+        self.uncomputed_prompt += sign * sequence.uncomputed_prompt
+        self.tokens += sign * len(sequence.tokens)
+        self.growth += sign * sequence.growth

@@ -465,8 +465,11 @@ class NodeLoad(_message.Message):
     LAST_DISPATCH_SEQUENCE_FIELD_NUMBER: _builtins.int
     STEPS_WITHOUT_PROGRESS_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    GROWTH_SHARE_FIELD_NUMBER: _builtins.int
     committed_blocks: _builtins.int
-    """Blocks that running requests hold or are committed to hold."""
+    """Blocks that requests hold, that they are expected to grow by (`growth_share`), and that the waiting ones will take.
+    May exceed the pool. Shared blocks that are held count once.
+    """
     free_blocks: _builtins.int
     """Blocks in no use, neither held nor cached."""
     evictable_blocks: _builtins.int
@@ -487,6 +490,10 @@ class NodeLoad(_message.Message):
     """Steps that computed nothing although requests wait."""
     preemptions: _builtins.int
     """Requests preempted since start."""
+    growth_share: _builtins.float
+    """What the node commits of the growth that is possible, in [0, 1]: a router counts its newest dispatches the same way.
+    1 in strict mode, learned from preemptions in adaptive.
+    """
     def __init__(
         self,
         *,
@@ -501,10 +508,11 @@ class NodeLoad(_message.Message):
         last_dispatch_sequence: _builtins.int = ...,
         steps_without_progress: _builtins.int = ...,
         preemptions: _builtins.int = ...,
+        growth_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_blocks", b"committed_blocks", "decode_tokens_per_second", b"decode_tokens_per_second", "evictable_blocks", b"evictable_blocks", "free_blocks", b"free_blocks", "last_dispatch_sequence", b"last_dispatch_sequence", "preemptions", b"preemptions", "prefill_tokens_per_second", b"prefill_tokens_per_second", "queued_prefill_tokens", b"queued_prefill_tokens", "running", b"running", "steps_without_progress", b"steps_without_progress", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_blocks", b"committed_blocks", "decode_tokens_per_second", b"decode_tokens_per_second", "evictable_blocks", b"evictable_blocks", "free_blocks", b"free_blocks", "growth_share", b"growth_share", "last_dispatch_sequence", b"last_dispatch_sequence", "preemptions", b"preemptions", "prefill_tokens_per_second", b"prefill_tokens_per_second", "queued_prefill_tokens", b"queued_prefill_tokens", "running", b"running", "steps_without_progress", b"steps_without_progress", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
