@@ -12,6 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from kvmesh.tls import channel_credentials, listen, server_tls
+from router.admin import AdminRole
 from router.admission import Admission
 from router.config import RouterConfig
 from router.core import RouterCore
@@ -45,6 +46,7 @@ class RouterApp:
         """Raises ValueError, by the field's name, for files of the configuration that are wrong."""
         self._config = config
         self._tls = server_tls(config.tls_files)
+        self._admin = AdminRole(config.admin_key_file, config.admin_names)
         self.ledger = Ledger()
         self.admission = Admission(config.max_in_flight)
         self.metrics = RouterMetrics()
@@ -118,7 +120,7 @@ class RouterApp:
         limit = self._config.max_request_bytes
         services = {
             INFERENCE: InferenceFront(self._core, limit).handlers(),
-            FLEET: FleetFront(self._core, self.view, limit).handlers(),
+            FLEET: FleetFront(self._core, self.view, self._admin, limit).handlers(),
         }
         for name, handlers in services.items():
             handler = grpc.method_handlers_generic_handler(name, handlers)

@@ -25,6 +25,8 @@ class RouterConfig:
     node_tls_ca: Path | None = None  # roots of the nodes' certificates; None: nodes talk plain text
     node_tls_cert: Path | None = None  # that the router shows to nodes
     node_tls_key: Path | None = None  # of node_tls_cert
+    admin_key_file: Path | None = None  # keys, one a line, of who may change the fleet
+    admin_names: tuple[str, ...] = ()  # in client certificates of who may do so too
     redis_url: str | None = None  # None: the index is fed by the nodes' state streams
     redis_group: str = "kvmesh"
     policy: str = "prefix-aware"
@@ -70,6 +72,8 @@ class RouterConfig:
         self.tls_files.check_server()
         if self.node_tls_files is None and self.node_tls_cert is not None:
             raise ValueError("node_tls_ca: must be set beside node_tls_cert")
+        if self.admin_names and self.tls_ca is None:
+            raise ValueError("tls_ca: must be set beside admin_names, which are in certificates")
 
     @property
     def http_scheme(self) -> str:

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from kvmesh.errors import Code, RequestError, abort
 from kvmesh.v1 import fleet_pb2, inference_pb2
 from kvmesh.v1 import generate_pb2 as pb
+from router.admin import AdminRole
 from router.answer import NodeError
 from router.core import Caller, RouterCore
 from router.failures import as_request_error
@@ -22,6 +23,7 @@ from router.wire import parse
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[bytes, bytes]
 Handler = Callable[[Any, bytes, Context], Awaitable[T]]
+BytesHandler = Callable[[bytes, Context], Awaitable[bytes]]
 
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),  # our own limit is lower and says more
@@ -38,6 +40,8 @@ SERVER_OPTIONS = (
 )
 
 INFERENCE, FLEET = "kvmesh.v1.Inference", "kvmesh.v1.Fleet"
+CHANGING = ("Drain", "PinPrefix", "UnpinPrefix", "ClearCache")
+"""Methods of Fleet that are for admins."""
 
 
 def served(endpoint: str, *, bounded: bool = True) -> Callable[[Handler[T]], Any]:
@@ -112,17 +116,31 @@ class InferenceFront(_Front):
 class FleetFront(_Front):
     """kvmesh.v1.Fleet."""
 
-    def __init__(self, core: RouterCore, view: FleetView, max_request_bytes: int) -> None:
+    def __init__(
+        self, core: RouterCore, view: FleetView, admin: AdminRole, max_request_bytes: int
+    ) -> None:
         super().__init__(core, max_request_bytes)
         self._view = view
+        self._admin = admin
 
     def handlers(self) -> dict[str, Any]:
         served = {"ListNodes": self.list_nodes, "Explain": self.explain}
-        later = {name: _later(name) for name in ("Drain", "PinPrefix", "UnpinPrefix", "ClearCache")}
+        changing = {name: _later(name) for name in CHANGING}
+        guarded = {name: self._for_admins(name, handler) for name, handler in changing.items()}
         return {
             name: grpc.unary_unary_rpc_method_handler(handler)
-            for name, handler in (served | later).items()
+            for name, handler in (served | guarded).items()
         }
+
+    def _for_admins(self, name: str, handler: BytesHandler) -> BytesHandler:
+        async def guarded(raw: bytes, context: Context) -> bytes:
+            try:
+                self._admin.require(name, context)
+            except RequestError as error:
+                await abort(context, error)
+            return await handler(raw, context)
+
+        return guarded
 
     @served("list_nodes", bounded=False)
     async def list_nodes(self, raw: bytes, _context: Context) -> bytes:
@@ -140,7 +158,7 @@ def unserved(method: str, instead: str) -> RequestError:
     return RequestError(Code.UNIMPLEMENTED, f"{method} is not served by this version, {instead}")
 
 
-def _later(name: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
+def _later(name: str) -> BytesHandler:
     async def handler(_raw: bytes, context: Context) -> bytes:
         await abort(context, unserved(name, "see the protos for what is"))
 

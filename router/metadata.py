@@ -81,6 +81,17 @@ def find(pairs: Iterable[Pair] | None, name: str) -> str | bytes | None:
     return value
 
 
+def presented_key(client: Iterable[Pair]) -> str | None:
+    """The key that a client says who it is with: `authorization: Bearer KEY`, or `x-api-key`."""
+    pairs = list(client)
+    said = find(pairs, "authorization")
+    if isinstance(said, str):
+        scheme, _, key = said.partition(" ")
+        return key.strip() or None if scheme.lower() == "bearer" else None
+    plain = find(pairs, "x-api-key")
+    return plain or None if isinstance(plain, str) else None
+
+
 def _can_be_sent(value: str | bytes) -> bool:
     return isinstance(value, bytes) or (value.isascii() and value.isprintable())
 

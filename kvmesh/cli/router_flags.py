@@ -33,6 +33,21 @@ NODE_TLS_FLAGS = {
     "node_tls_key": Flag("PEM key of that.", SECURITY, default_text="none"),
 }
 
+ADMIN_FLAGS = {
+    "admin_key_file": Flag(
+        "File of keys, one a line, of who may drain nodes and change caches; sha256:HEX hides one. "
+        "Without it and --admin-name, clients on the router's host may.",
+        SECURITY,
+        default_text="none",
+    ),
+    "admin_names": Flag(
+        "Name in a client certificate whose owner may do so too. Once for each.",
+        SECURITY,
+        name="admin-name",
+        default_text="none",
+    ),
+}
+
 ROUTER_FLAGS = {
     "nodes": Flag(
         "host:port of a cache node. Once for each node.", ROUTING, name="node", env="KVMESH_NODES"
@@ -46,6 +61,7 @@ ROUTER_FLAGS = {
     **INDEX_FLAGS,
     **TLS_FLAGS,
     **NODE_TLS_FLAGS,
+    **ADMIN_FLAGS,
     "max_request_bytes": Flag("A larger request is refused unread.", LIMITS, least=1),
     **HTTP_FLAGS,
     "max_in_flight": Flag("Most requests at once; more are told to come back.", LIMITS, least=1),

@@ -14,7 +14,7 @@ from kvmesh.cli.node_flags import (
     TLS_FLAGS,
 )
 from kvmesh.cli.ports import free_ports
-from kvmesh.cli.router_flags import HTTP_FLAGS, POLICY_FLAGS
+from kvmesh.cli.router_flags import ADMIN_FLAGS, HTTP_FLAGS, POLICY_FLAGS
 from router.config import RouterConfig
 
 NODE = NodeConfig()
@@ -43,6 +43,8 @@ class ServeConfig:
     tls_cert: Path | None = ROUTER.tls_cert
     tls_key: Path | None = ROUTER.tls_key
     tls_ca: Path | None = ROUTER.tls_ca
+    admin_key_file: Path | None = ROUTER.admin_key_file
+    admin_names: tuple[str, ...] = ROUTER.admin_names
     model: str = NODE.model
     device: str = NODE.device
     dtype: str = NODE.dtype
@@ -89,6 +91,8 @@ class ServeConfig:
             tls_cert=self.tls_cert,
             tls_key=self.tls_key,
             tls_ca=self.tls_ca,
+            admin_key_file=self.admin_key_file,
+            admin_names=self.admin_names,
             policy=self.policy,
             max_header_bytes=self.max_header_bytes,
             header_timeout=self.header_timeout,
@@ -138,6 +142,7 @@ SERVE_FLAGS = {
     **HTTP_FLAGS,
     **INDEX_FLAGS,
     **TLS_FLAGS,
+    **ADMIN_FLAGS,
     **MODEL_FLAGS,
     **ENGINE_FLAGS,
     **LOG_FLAGS,
