@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from kvmesh.v1 import generate_pb2 as kvmesh_dot_v1_dot_generate__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akvmesh/v1/cache_node.proto\x12\tkvmesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18kvmesh/v1/generate.proto\"\xb0\x02\n\x13NodeGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\trouter_id\x18\x03 \x01(\t\x12\x19\n\x11\x64ispatch_sequence\x18\x04 \x01(\x04\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x11\n\ttoken_ids\x18\x06 \x01(\x0c\x12+\n\x08sampling\x18\x07 \x01(\x0b\x32\x19.kvmesh.v1.SamplingParams\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12#\n\x05\x63\x61\x63he\x18\t \x01(\x0e\x32\x14.kvmesh.v1.CacheMode\x12\x0f\n\x07\x61\x64\x61pter\x18\n \x01(\t\x12\x0c\n\x04salt\x18\x0b \x01(\x0c\x12!\n\x06resume\x18\x0c \x03(\x0b\x32\x11.kvmesh.v1.Resume\"U\n\x06Resume\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\x12\x17\n\x0ftext_bytes_sent\x18\x04 \x01(\r\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"(\n\x0bInfoRequest\x12\x19\n\x11include_tokenizer\x18\x01 \x01(\x08\"\xa2\x04\n\x08NodeInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\x0c\x12(\n\nkey_scheme\x18\x05 \x01(\x0b\x32\x14.kvmesh.v1.KeyScheme\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\x12\x12\n\nnum_blocks\x18\x07 \x01(\x04\x12\x14\n\x0cmax_num_seqs\x18\x08 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\t \x01(\r\x12\x12\n\nvocab_size\x18\n \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18\x0b \x01(\x04\x12\x15\n\reos_token_ids\x18\x0c \x03(\r\x12@\n\x0ftokenizer_files\x18\r \x03(\x0b\x32\'.kvmesh.v1.NodeInfo.TokenizerFilesEntry\x12\x0f\n\x07version\x18\x0e \x01(\t\x12\x16\n\x0enum_cpu_blocks\x18\x0f \x01(\x04\x12\x1c\n\x14tensor_parallel_size\x18\x10 \x01(\r\x12\x1e\n\x16pipeline_parallel_size\x18\x11 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x12 \x01(\t\x12\r\n\x05\x64type\x18\x13 \x01(\t\x1a\x35\n\x13TokenizerFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"s\n\tKeyScheme\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x16\n\x0ekv_cache_dtype\x18\x03 \x01(\t\x12\x0e\n\x06layout\x18\x04 \x01(\t\x12\x19\n\x11scale_fingerprint\x18\x05 \x01(\x0c\"k\n\x11WatchStateRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x16\n\x0einclude_events\x18\x02 \x01(\x08\x12+\n\x08interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"w\n\tNodeState\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12!\n\x04load\x18\x02 \x01(\x0b\x32\x13.kvmesh.v1.NodeLoad\x12&\n\x06\x65vents\x18\x03 \x01(\x0b\x32\x16.kvmesh.v1.BlockEvents\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\"\xc4\x02\n\x08NodeLoad\x12\x18\n\x10\x63ommitted_blocks\x18\x01 \x01(\x04\x12\x13\n\x0b\x66ree_blocks\x18\x02 \x01(\x04\x12\x18\n\x10\x65victable_blocks\x18\x03 \x01(\x04\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\x06 \x01(\x04\x12!\n\x19prefill_tokens_per_second\x18\x07 \x01(\x01\x12 \n\x18\x64\x65\x63ode_tokens_per_second\x18\x08 \x01(\x01\x12\x1e\n\x16last_dispatch_sequence\x18\t \x01(\x04\x12\x1e\n\x16steps_without_progress\x18\n \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0b \x01(\x04\x12\x14\n\x0cgrowth_share\x18\x0c \x01(\x01\"X\n\x0b\x42lockEvents\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08snapshot\x18\x02 \x01(\x08\x12\x0e\n\x06packed\x18\x03 \x01(\x0c\x12\x15\n\rbase_sequence\x18\x04 \x01(\x04\"M\n\x13\x45xportBlocksRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12(\n\nkey_scheme\x18\x02 \x01(\x0b\x32\x14.kvmesh.v1.KeyScheme\"W\n\tBlockData\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x07\x12\x1d\n\x04tier\x18\x04 \x01(\x0e\x32\x0f.kvmesh.v1.Tier\"^\n\x11PullBlocksRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\x12+\n\x08\x64\x65\x61\x64line\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"$\n\x12PullBlocksResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\"u\n\nPinRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x0e\n\x06pin_id\x18\x02 \x01(\t\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08priority\x18\x04 \x01(\x05\x12\x0f\n\x07release\x18\x05 \x01(\x08\"\x1d\n\x0bPinResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\"\x1e\n\x0c\x44rainRequest\x12\x0e\n\x06resume\x18\x01 \x01(\x08\"1\n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\"\x17\n\x15\x43heckIntegrityRequest\"\x7f\n\x16\x43heckIntegrityResponse\x12\x12\n\nviolations\x18\x01 \x03(\t\x12\x13\n\x0b\x66ree_blocks\x18\x02 \x01(\x04\x12\x15\n\rcached_blocks\x18\x03 \x01(\x04\x12\x13\n\x0bheld_blocks\x18\x04 \x01(\x04\x12\x10\n\x08requests\x18\x05 \x01(\r*8\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\n\x08TIER_GPU\x10\x01\x12\x0c\n\x08TIER_CPU\x10\x02\x32\xe7\x04\n\tCacheNode\x12I\n\x08Generate\x12\x1e.kvmesh.v1.NodeGenerateRequest\x1a\x1b.kvmesh.v1.GenerateResponse0\x01\x12:\n\x05\x41\x62ort\x12\x17.kvmesh.v1.AbortRequest\x1a\x18.kvmesh.v1.AbortResponse\x12\x33\n\x04Info\x12\x16.kvmesh.v1.InfoRequest\x1a\x13.kvmesh.v1.NodeInfo\x12\x42\n\nWatchState\x12\x1c.kvmesh.v1.WatchStateRequest\x1a\x14.kvmesh.v1.NodeState0\x01\x12\x46\n\x0c\x45xportBlocks\x12\x1e.kvmesh.v1.ExportBlocksRequest\x1a\x14.kvmesh.v1.BlockData0\x01\x12I\n\nPullBlocks\x12\x1c.kvmesh.v1.PullBlocksRequest\x1a\x1d.kvmesh.v1.PullBlocksResponse\x12\x34\n\x03Pin\x12\x15.kvmesh.v1.PinRequest\x1a\x16.kvmesh.v1.PinResponse\x12:\n\x05\x44rain\x12\x17.kvmesh.v1.DrainRequest\x1a\x18.kvmesh.v1.DrainResponse\x12U\n\x0e\x43heckIntegrity\x12 .kvmesh.v1.CheckIntegrityRequest\x1a!.kvmesh.v1.CheckIntegrityResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akvmesh/v1/cache_node.proto\x12\tkvmesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18kvmesh/v1/generate.proto\"\xb0\x02\n\x13NodeGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\trouter_id\x18\x03 \x01(\t\x12\x19\n\x11\x64ispatch_sequence\x18\x04 \x01(\x04\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x11\n\ttoken_ids\x18\x06 \x01(\x0c\x12+\n\x08sampling\x18\x07 \x01(\x0b\x32\x19.kvmesh.v1.SamplingParams\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12#\n\x05\x63\x61\x63he\x18\t \x01(\x0e\x32\x14.kvmesh.v1.CacheMode\x12\x0f\n\x07\x61\x64\x61pter\x18\n \x01(\t\x12\x0c\n\x04salt\x18\x0b \x01(\x0c\x12!\n\x06resume\x18\x0c \x03(\x0b\x32\x11.kvmesh.v1.Resume\"U\n\x06Resume\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\x12\x17\n\x0ftext_bytes_sent\x18\x04 \x01(\r\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"(\n\x0bInfoRequest\x12\x19\n\x11include_tokenizer\x18\x01 \x01(\x08\"\xa2\x04\n\x08NodeInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x04 \x01(\x0c\x12(\n\nkey_scheme\x18\x05 \x01(\x0b\x32\x14.kvmesh.v1.KeyScheme\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\x12\x12\n\nnum_blocks\x18\x07 \x01(\x04\x12\x14\n\x0cmax_num_seqs\x18\x08 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\t \x01(\r\x12\x12\n\nvocab_size\x18\n \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18\x0b \x01(\x04\x12\x15\n\reos_token_ids\x18\x0c \x03(\r\x12@\n\x0ftokenizer_files\x18\r \x03(\x0b\x32\'.kvmesh.v1.NodeInfo.TokenizerFilesEntry\x12\x0f\n\x07version\x18\x0e \x01(\t\x12\x16\n\x0enum_cpu_blocks\x18\x0f \x01(\x04\x12\x1c\n\x14tensor_parallel_size\x18\x10 \x01(\r\x12\x1e\n\x16pipeline_parallel_size\x18\x11 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x12 \x01(\t\x12\r\n\x05\x64type\x18\x13 \x01(\t\x1a\x35\n\x13TokenizerFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"s\n\tKeyScheme\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x16\n\x0ekv_cache_dtype\x18\x03 \x01(\t\x12\x0e\n\x06layout\x18\x04 \x01(\t\x12\x19\n\x11scale_fingerprint\x18\x05 \x01(\x0c\"k\n\x11WatchStateRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x16\n\x0einclude_events\x18\x02 \x01(\x08\x12+\n\x08interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xb3\x01\n\tNodeState\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12!\n\x04load\x18\x02 \x01(\x0b\x32\x13.kvmesh.v1.NodeLoad\x12&\n\x06\x65vents\x18\x03 \x01(\x0b\x32\x16.kvmesh.v1.BlockEvents\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12&\n\x06leases\x18\x05 \x03(\x0b\x32\x16.kvmesh.v1.LeaseReport\x12\x12\n\nall_leases\x18\x06 \x01(\x08\"b\n\x0bLeaseReport\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05\x65nded\x18\x03 \x01(\x08\x12\x1f\n\x05usage\x18\x04 \x01(\x0b\x32\x10.kvmesh.v1.Usage\"\xf0\x02\n\x08NodeLoad\x12\x18\n\x10\x63ommitted_blocks\x18\x01 \x01(\x04\x12\x13\n\x0b\x66ree_blocks\x18\x02 \x01(\x04\x12\x18\n\x10\x65victable_blocks\x18\x03 \x01(\x04\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\x06 \x01(\x04\x12!\n\x19prefill_tokens_per_second\x18\x07 \x01(\x01\x12 \n\x18\x64\x65\x63ode_tokens_per_second\x18\x08 \x01(\x01\x12\x1e\n\x16last_dispatch_sequence\x18\t \x01(\x04\x12\x1e\n\x16steps_without_progress\x18\n \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0b \x01(\x04\x12\x14\n\x0cgrowth_share\x18\x0c \x01(\x01\x12\x16\n\x0equeried_tokens\x18\r \x01(\x04\x12\x12\n\nhit_tokens\x18\x0e \x01(\x04\"X\n\x0b\x42lockEvents\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x10\n\x08snapshot\x18\x02 \x01(\x08\x12\x0e\n\x06packed\x18\x03 \x01(\x0c\x12\x15\n\rbase_sequence\x18\x04 \x01(\x04\"M\n\x13\x45xportBlocksRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12(\n\nkey_scheme\x18\x02 \x01(\x0b\x32\x14.kvmesh.v1.KeyScheme\"W\n\tBlockData\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x07\x12\x1d\n\x04tier\x18\x04 \x01(\x0e\x32\x0f.kvmesh.v1.Tier\"^\n\x11PullBlocksRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\x12+\n\x08\x64\x65\x61\x64line\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"$\n\x12PullBlocksResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\"u\n\nPinRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x0e\n\x06pin_id\x18\x02 \x01(\t\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08priority\x18\x04 \x01(\x05\x12\x0f\n\x07release\x18\x05 \x01(\x08\"\x1d\n\x0bPinResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\"\x1e\n\x0c\x44rainRequest\x12\x0e\n\x06resume\x18\x01 \x01(\x08\"1\n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\"\x17\n\x15\x43heckIntegrityRequest\"\x7f\n\x16\x43heckIntegrityResponse\x12\x12\n\nviolations\x18\x01 \x03(\t\x12\x13\n\x0b\x66ree_blocks\x18\x02 \x01(\x04\x12\x15\n\rcached_blocks\x18\x03 \x01(\x04\x12\x13\n\x0bheld_blocks\x18\x04 \x01(\x04\x12\x10\n\x08requests\x18\x05 \x01(\r*8\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\n\x08TIER_GPU\x10\x01\x12\x0c\n\x08TIER_CPU\x10\x02\x32\xe7\x04\n\tCacheNode\x12I\n\x08Generate\x12\x1e.kvmesh.v1.NodeGenerateRequest\x1a\x1b.kvmesh.v1.GenerateResponse0\x01\x12:\n\x05\x41\x62ort\x12\x17.kvmesh.v1.AbortRequest\x1a\x18.kvmesh.v1.AbortResponse\x12\x33\n\x04Info\x12\x16.kvmesh.v1.InfoRequest\x1a\x13.kvmesh.v1.NodeInfo\x12\x42\n\nWatchState\x12\x1c.kvmesh.v1.WatchStateRequest\x1a\x14.kvmesh.v1.NodeState0\x01\x12\x46\n\x0c\x45xportBlocks\x12\x1e.kvmesh.v1.ExportBlocksRequest\x1a\x14.kvmesh.v1.BlockData0\x01\x12I\n\nPullBlocks\x12\x1c.kvmesh.v1.PullBlocksRequest\x1a\x1d.kvmesh.v1.PullBlocksResponse\x12\x34\n\x03Pin\x12\x15.kvmesh.v1.PinRequest\x1a\x16.kvmesh.v1.PinResponse\x12:\n\x05\x44rain\x12\x17.kvmesh.v1.DrainRequest\x1a\x18.kvmesh.v1.DrainResponse\x12U\n\x0e\x43heckIntegrity\x12 .kvmesh.v1.CheckIntegrityRequest\x1a!.kvmesh.v1.CheckIntegrityResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_NODEINFO_TOKENIZERFILESENTRY']._loaded_options = None
   _globals['_NODEINFO_TOKENIZERFILESENTRY']._serialized_options = b'8\001'
-  _globals['_TIER']._serialized_start=2605
-  _globals['_TIER']._serialized_end=2661
+  _globals['_TIER']._serialized_start=2810
+  _globals['_TIER']._serialized_end=2866
   _globals['_NODEGENERATEREQUEST']._serialized_start=100
   _globals['_NODEGENERATEREQUEST']._serialized_end=404
   _globals['_RESUME']._serialized_start=406
@@ -55,32 +55,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KEYSCHEME']._serialized_end=1267
   _globals['_WATCHSTATEREQUEST']._serialized_start=1269
   _globals['_WATCHSTATEREQUEST']._serialized_end=1376
-  _globals['_NODESTATE']._serialized_start=1378
-  _globals['_NODESTATE']._serialized_end=1497
-  _globals['_NODELOAD']._serialized_start=1500
-  _globals['_NODELOAD']._serialized_end=1824
-  _globals['_BLOCKEVENTS']._serialized_start=1826
-  _globals['_BLOCKEVENTS']._serialized_end=1914
-  _globals['_EXPORTBLOCKSREQUEST']._serialized_start=1916
-  _globals['_EXPORTBLOCKSREQUEST']._serialized_end=1993
-  _globals['_BLOCKDATA']._serialized_start=1995
-  _globals['_BLOCKDATA']._serialized_end=2082
-  _globals['_PULLBLOCKSREQUEST']._serialized_start=2084
-  _globals['_PULLBLOCKSREQUEST']._serialized_end=2178
-  _globals['_PULLBLOCKSRESPONSE']._serialized_start=2180
-  _globals['_PULLBLOCKSRESPONSE']._serialized_end=2216
-  _globals['_PINREQUEST']._serialized_start=2218
-  _globals['_PINREQUEST']._serialized_end=2335
-  _globals['_PINRESPONSE']._serialized_start=2337
-  _globals['_PINRESPONSE']._serialized_end=2366
-  _globals['_DRAINREQUEST']._serialized_start=2368
-  _globals['_DRAINREQUEST']._serialized_end=2398
-  _globals['_DRAINRESPONSE']._serialized_start=2400
-  _globals['_DRAINRESPONSE']._serialized_end=2449
-  _globals['_CHECKINTEGRITYREQUEST']._serialized_start=2451
-  _globals['_CHECKINTEGRITYREQUEST']._serialized_end=2474
-  _globals['_CHECKINTEGRITYRESPONSE']._serialized_start=2476
-  _globals['_CHECKINTEGRITYRESPONSE']._serialized_end=2603
-  _globals['_CACHENODE']._serialized_start=2664
-  _globals['_CACHENODE']._serialized_end=3279
+  _globals['_NODESTATE']._serialized_start=1379
+  _globals['_NODESTATE']._serialized_end=1558
+  _globals['_LEASEREPORT']._serialized_start=1560
+  _globals['_LEASEREPORT']._serialized_end=1658
+  _globals['_NODELOAD']._serialized_start=1661
+  _globals['_NODELOAD']._serialized_end=2029
+  _globals['_BLOCKEVENTS']._serialized_start=2031
+  _globals['_BLOCKEVENTS']._serialized_end=2119
+  _globals['_EXPORTBLOCKSREQUEST']._serialized_start=2121
+  _globals['_EXPORTBLOCKSREQUEST']._serialized_end=2198
+  _globals['_BLOCKDATA']._serialized_start=2200
+  _globals['_BLOCKDATA']._serialized_end=2287
+  _globals['_PULLBLOCKSREQUEST']._serialized_start=2289
+  _globals['_PULLBLOCKSREQUEST']._serialized_end=2383
+  _globals['_PULLBLOCKSRESPONSE']._serialized_start=2385
+  _globals['_PULLBLOCKSRESPONSE']._serialized_end=2421
+  _globals['_PINREQUEST']._serialized_start=2423
+  _globals['_PINREQUEST']._serialized_end=2540
+  _globals['_PINRESPONSE']._serialized_start=2542
+  _globals['_PINRESPONSE']._serialized_end=2571
+  _globals['_DRAINREQUEST']._serialized_start=2573
+  _globals['_DRAINREQUEST']._serialized_end=2603
+  _globals['_DRAINRESPONSE']._serialized_start=2605
+  _globals['_DRAINRESPONSE']._serialized_end=2654
+  _globals['_CHECKINTEGRITYREQUEST']._serialized_start=2656
+  _globals['_CHECKINTEGRITYREQUEST']._serialized_end=2679
+  _globals['_CHECKINTEGRITYRESPONSE']._serialized_start=2681
+  _globals['_CHECKINTEGRITYRESPONSE']._serialized_end=2808
+  _globals['_CACHENODE']._serialized_start=2869
+  _globals['_CACHENODE']._serialized_end=3484
 # @@protoc_insertion_point(module_scope)

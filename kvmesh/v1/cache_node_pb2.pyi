@@ -420,10 +420,16 @@ class NodeState(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
+    ALL_LEASES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """As in NodeInfo; another than before means that the node has restarted, with an empty cache."""
     draining: _builtins.bool
     """The node takes no new request."""
+    all_leases: _builtins.bool
+    """`leases` are all that run, as in the first message of a stream: those that the router had seen claimed and that
+    are not here have ended.
+    """
     @_builtins.property
     def load(self) -> Global___NodeLoad:
         """Always present."""
@@ -432,6 +438,10 @@ class NodeState(_message.Message):
     def events(self) -> Global___BlockEvents:
         """Present when events were asked for and something changed."""
 
+    @_builtins.property
+    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseReport]:
+        """Leases of the watching router that clients have claimed, or that have ended, since the last message."""
+
     def __init__(
         self,
         *,
@@ -439,14 +449,52 @@ class NodeState(_message.Message):
         load: Global___NodeLoad | None = ...,
         events: Global___BlockEvents | None = ...,
         draining: _builtins.bool = ...,
+        leases: _abc.Iterable[Global___LeaseReport] | None = ...,
+        all_leases: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "epoch", b"epoch", "events", b"events", "load", b"load"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_leases", b"all_leases", "draining", b"draining", "epoch", b"epoch", "events", b"events", "leases", b"leases", "load", b"load"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeState: _TypeAlias = NodeState  # noqa: Y015
+
+@_typing.final
+class LeaseReport(_message.Message):
+    """What became of a lease."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As in NodeGenerateRequest."""
+    attempt: _builtins.int
+    """As in NodeGenerateRequest."""
+    ended: _builtins.bool
+    """The stream has ended, in whatever way. Else: a client has claimed the lease."""
+    @_builtins.property
+    def usage(self) -> _generate_pb2.Usage:
+        """What it took, once it has ended; unset when it ended early."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        ended: _builtins.bool = ...,
+        usage: _generate_pb2.Usage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "ended", b"ended", "request_id", b"request_id", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseReport: _TypeAlias = LeaseReport  # noqa: Y015
 
 @_typing.final
 class NodeLoad(_message.Message):
@@ -466,6 +514,8 @@ class NodeLoad(_message.Message):
     STEPS_WITHOUT_PROGRESS_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     GROWTH_SHARE_FIELD_NUMBER: _builtins.int
+    QUERIED_TOKENS_FIELD_NUMBER: _builtins.int
+    HIT_TOKENS_FIELD_NUMBER: _builtins.int
     committed_blocks: _builtins.int
     """Blocks that requests hold, that they are expected to grow by (`growth_share`), and that the waiting ones will take.
     May exceed the pool. Shared blocks that are held count once.
@@ -494,6 +544,10 @@ class NodeLoad(_message.Message):
     """What the node commits of the growth that is possible, in [0, 1]: a router counts its newest dispatches the same way.
     1 in strict mode, learned from preemptions in adaptive.
     """
+    queried_tokens: _builtins.int
+    """Prompt tokens of the started requests that may use the prefix cache, since the node's start. A request counts once."""
+    hit_tokens: _builtins.int
+    """Of these, found in a cache of any tier."""
     def __init__(
         self,
         *,
@@ -509,10 +563,12 @@ class NodeLoad(_message.Message):
         steps_without_progress: _builtins.int = ...,
         preemptions: _builtins.int = ...,
         growth_share: _builtins.float = ...,
+        queried_tokens: _builtins.int = ...,
+        hit_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_blocks", b"committed_blocks", "decode_tokens_per_second", b"decode_tokens_per_second", "evictable_blocks", b"evictable_blocks", "free_blocks", b"free_blocks", "growth_share", b"growth_share", "last_dispatch_sequence", b"last_dispatch_sequence", "preemptions", b"preemptions", "prefill_tokens_per_second", b"prefill_tokens_per_second", "queued_prefill_tokens", b"queued_prefill_tokens", "running", b"running", "steps_without_progress", b"steps_without_progress", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_blocks", b"committed_blocks", "decode_tokens_per_second", b"decode_tokens_per_second", "evictable_blocks", b"evictable_blocks", "free_blocks", b"free_blocks", "growth_share", b"growth_share", "hit_tokens", b"hit_tokens", "last_dispatch_sequence", b"last_dispatch_sequence", "preemptions", b"preemptions", "prefill_tokens_per_second", b"prefill_tokens_per_second", "queried_tokens", b"queried_tokens", "queued_prefill_tokens", b"queued_prefill_tokens", "running", b"running", "steps_without_progress", b"steps_without_progress", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

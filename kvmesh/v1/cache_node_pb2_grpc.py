@@ -90,6 +90,9 @@ class CacheNodeServicer:
     def Generate(self, request, context):
         """Runs one dispatched request. Initial metadata `kvmesh-admitted: 1` says that the node has taken it; a node that
         does not answers RESOURCE_EXHAUSTED before any metadata, and the router tries another.
+        A client may send what a router has leased to it (Inference.Route), with the lease as metadata `kvmesh-lease-bin`:
+        one that is not of this fleet's key, was made for another request or has been used gets PERMISSION_DENIED, an
+        expired one FAILED_PRECONDITION, any at all UNIMPLEMENTED from a node without a fleet key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,6 +37,9 @@ class CacheNodeStub:
     Generate: _grpc.UnaryStreamMultiCallable[_cache_node_pb2.NodeGenerateRequest, _generate_pb2.GenerateResponse]
     """Runs one dispatched request. Initial metadata `kvmesh-admitted: 1` says that the node has taken it; a node that
     does not answers RESOURCE_EXHAUSTED before any metadata, and the router tries another.
+    A client may send what a router has leased to it (Inference.Route), with the lease as metadata `kvmesh-lease-bin`:
+    one that is not of this fleet's key, was made for another request or has been used gets PERMISSION_DENIED, an
+    expired one FAILED_PRECONDITION, any at all UNIMPLEMENTED from a node without a fleet key.
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_cache_node_pb2.AbortRequest, _cache_node_pb2.AbortResponse]
     """Ends a request wherever it is. Idempotent: an unknown id is not an error."""
@@ -67,6 +70,9 @@ class CacheNodeAsyncStub(CacheNodeStub):
     Generate: _aio.UnaryStreamMultiCallable[_cache_node_pb2.NodeGenerateRequest, _generate_pb2.GenerateResponse]  # type: ignore[assignment]
     """Runs one dispatched request. Initial metadata `kvmesh-admitted: 1` says that the node has taken it; a node that
     does not answers RESOURCE_EXHAUSTED before any metadata, and the router tries another.
+    A client may send what a router has leased to it (Inference.Route), with the lease as metadata `kvmesh-lease-bin`:
+    one that is not of this fleet's key, was made for another request or has been used gets PERMISSION_DENIED, an
+    expired one FAILED_PRECONDITION, any at all UNIMPLEMENTED from a node without a fleet key.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_cache_node_pb2.AbortRequest, _cache_node_pb2.AbortResponse]  # type: ignore[assignment]
     """Ends a request wherever it is. Idempotent: an unknown id is not an error."""
@@ -99,6 +105,9 @@ class CacheNodeServicer:
     ) -> _typing.Union[_abc.Iterator[_generate_pb2.GenerateResponse], _abc.AsyncIterator[_generate_pb2.GenerateResponse]]:
         """Runs one dispatched request. Initial metadata `kvmesh-admitted: 1` says that the node has taken it; a node that
         does not answers RESOURCE_EXHAUSTED before any metadata, and the router tries another.
+        A client may send what a router has leased to it (Inference.Route), with the lease as metadata `kvmesh-lease-bin`:
+        one that is not of this fleet's key, was made for another request or has been used gets PERMISSION_DENIED, an
+        expired one FAILED_PRECONDITION, any at all UNIMPLEMENTED from a node without a fleet key.
         """
 
     def Abort(

@@ -138,6 +138,7 @@ class NodeStatus(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     INDEX_MODE_FIELD_NUMBER: _builtins.int
     INDEXED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name that the node gave itself; empty until it has answered once."""
     address: _builtins.str
@@ -154,6 +155,8 @@ class NodeStatus(_message.Message):
     """How the router's index of the node's blocks is fed."""
     indexed_blocks: _builtins.int
     """Block keys that the index holds for the node."""
+    num_blocks: _builtins.int
+    """As in NodeInfo; 0 until the node has answered once."""
     @_builtins.property
     def load(self) -> _cache_node_pb2.NodeLoad:
         """The last load that the node reported."""
@@ -170,10 +173,11 @@ class NodeStatus(_message.Message):
         in_flight: _builtins.int = ...,
         index_mode: Global___IndexMode.ValueType = ...,
         indexed_blocks: _builtins.int = ...,
+        num_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "detail", b"detail", "epoch", b"epoch", "health", b"health", "in_flight", b"in_flight", "index_mode", b"index_mode", "indexed_blocks", b"indexed_blocks", "load", b"load", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "detail", b"detail", "epoch", b"epoch", "health", b"health", "in_flight", b"in_flight", "index_mode", b"index_mode", "indexed_blocks", b"indexed_blocks", "load", b"load", "name", b"name", "num_blocks", b"num_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

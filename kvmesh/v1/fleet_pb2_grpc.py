@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class FleetStub:
-    """What a router does for its operators.
+    """What a router does for its operators. Methods that change the fleet are for admins: who presents an admin key
+    (metadata `authorization: Bearer KEY` or `x-api-key`), or has a client certificate with an admin's name. Everybody
+    else gets PERMISSION_DENIED.
     """
 
     def __init__(self, channel):
@@ -68,7 +70,9 @@ class FleetStub:
 
 
 class FleetServicer:
-    """What a router does for its operators.
+    """What a router does for its operators. Methods that change the fleet are for admins: who presents an admin key
+    (metadata `authorization: Bearer KEY` or `x-api-key`), or has a client certificate with an admin's name. Everybody
+    else gets PERMISSION_DENIED.
     """
 
     def ListNodes(self, request, context):
@@ -155,7 +159,9 @@ def add_FleetServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Fleet:
-    """What a router does for its operators.
+    """What a router does for its operators. Methods that change the fleet are for admins: who presents an admin key
+    (metadata `authorization: Bearer KEY` or `x-api-key`), or has a client certificate with an admin's name. Everybody
+    else gets PERMISSION_DENIED.
     """
 
     @staticmethod

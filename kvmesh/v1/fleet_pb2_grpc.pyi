@@ -27,7 +27,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class FleetStub:
-    """What a router does for its operators."""
+    """What a router does for its operators. Methods that change the fleet are for admins: who presents an admin key
+    (metadata `authorization: Bearer KEY` or `x-api-key`), or has a client certificate with an admin's name. Everybody
+    else gets PERMISSION_DENIED.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -48,7 +51,10 @@ class FleetStub:
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
-    """What a router does for its operators."""
+    """What a router does for its operators. Methods that change the fleet are for admins: who presents an admin key
+    (metadata `authorization: Bearer KEY` or `x-api-key`), or has a client certificate with an admin's name. Everybody
+    else gets PERMISSION_DENIED.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListNodes: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ListNodesRequest, _fleet_pb2.ListNodesResponse]  # type: ignore[assignment]
@@ -65,7 +71,10 @@ class FleetAsyncStub(FleetStub):
     """Forgets all cached blocks that no request uses. UNIMPLEMENTED today."""
 
 class FleetServicer:
-    """What a router does for its operators."""
+    """What a router does for its operators. Methods that change the fleet are for admins: who presents an admin key
+    (metadata `authorization: Bearer KEY` or `x-api-key`), or has a client certificate with an admin's name. Everybody
+    else gets PERMISSION_DENIED.
+    """
 
     def ListNodes(
         self,

@@ -3,9 +3,12 @@
 isort:skip_file
 The router's service for clients."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from kvmesh.v1 import cache_node_pb2 as _cache_node_pb2
 from kvmesh.v1 import generate_pb2 as _generate_pb2
 import builtins as _builtins
 import sys
@@ -16,6 +19,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
@@ -25,18 +33,35 @@ class RouteRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_FIELD_NUMBER: _builtins.int
+    AVOID_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def request(self) -> _generate_pb2.GenerateRequest:
-        """The request that the lease shall cover. Its prompt and limits are part of the lease's digest."""
+        """The request that the lease shall cover. Its prompt and limits are part of the lease's digest.
+        To route it again after a node has failed, give it the id and the seed of the first answer's `route`: the lease
+        before this one is given up.
+        """
+
+    @_builtins.property
+    def avoid(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of nodes that have just failed the client: another is chosen. At most 64, else INVALID_ARGUMENT."""
+
+    @_builtins.property
+    def resume(self) -> _containers.RepeatedCompositeFieldContainer[_cache_node_pb2.Resume]:
+        """What the client has of the answer so far, for a request that goes on after its node died: one entry a sample, as
+        in NodeGenerateRequest. Empty for a request that begins.
+        """
 
     def __init__(
         self,
         *,
         request: _generate_pb2.GenerateRequest | None = ...,
+        avoid: _abc.Iterable[_builtins.str] | None = ...,
+        resume: _abc.Iterable[_cache_node_pb2.Resume] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["avoid", b"avoid", "request", b"request", "resume", b"resume"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -53,21 +78,27 @@ class RouteResponse(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     EXPIRES_IN_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
+    DISPATCH_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """Address of the node, host:port."""
     lease: _builtins.bytes
     """The opaque signed lease, sent to the node as metadata `kvmesh-lease-bin`. Single use."""
     @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def prompt(self) -> Global___NodePrompt:
-        """The request to send to the node."""
+        """Unset: `dispatch` holds the prompt."""
 
     @_builtins.property
     def expires_in(self) -> _duration_pb2.Duration:
-        """How long the lease can be claimed."""
+        """How long the lease can be claimed. A stream that has begun by then may go on."""
 
     @_builtins.property
     def route(self) -> _generate_pb2.RouteReport:
         """Where the request goes and why."""
+
+    @_builtins.property
+    def dispatch(self) -> _cache_node_pb2.NodeGenerateRequest:
+        """The request for CacheNode.Generate, with the lease as metadata. Any change of it makes the lease invalid."""
 
     def __init__(
         self,
@@ -77,10 +108,11 @@ class RouteResponse(_message.Message):
         prompt: Global___NodePrompt | None = ...,
         expires_in: _duration_pb2.Duration | None = ...,
         route: _generate_pb2.RouteReport | None = ...,
+        dispatch: _cache_node_pb2.NodeGenerateRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["expires_in", b"expires_in", "prompt", b"prompt", "route", b"route"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dispatch", b"dispatch", "expires_in", b"expires_in", "prompt", b"prompt", "route", b"route"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "expires_in", b"expires_in", "lease", b"lease", "prompt", b"prompt", "route", b"route"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "dispatch", b"dispatch", "expires_in", b"expires_in", "lease", b"lease", "prompt", b"prompt", "route", b"route"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -88,7 +120,7 @@ Global___RouteResponse: _TypeAlias = RouteResponse  # noqa: Y015
 
 @_typing.final
 class NodePrompt(_message.Message):
-    """A prompt ready for a node."""
+    """A prompt ready for a node. Not used: see RouteResponse.dispatch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

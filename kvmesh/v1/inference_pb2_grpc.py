@@ -81,7 +81,7 @@ class InferenceServicer:
 
     def Route(self, request, context):
         """Reserves a place on the best node and returns a signed lease for it: the client then streams straight from the
-        node. UNIMPLEMENTED today.
+        node, and the router is off the path of the tokens. UNIMPLEMENTED by a router without a fleet key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

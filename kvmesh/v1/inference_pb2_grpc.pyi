@@ -44,7 +44,7 @@ class InferenceStub:
     """Generates from a prompt, and streams tokens as they come."""
     Route: _grpc.UnaryUnaryMultiCallable[_inference_pb2.RouteRequest, _inference_pb2.RouteResponse]
     """Reserves a place on the best node and returns a signed lease for it: the client then streams straight from the
-    node. UNIMPLEMENTED today.
+    node, and the router is off the path of the tokens. UNIMPLEMENTED by a router without a fleet key.
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     """Renders and tokenises a prompt exactly as Generate would."""
@@ -66,7 +66,7 @@ class InferenceAsyncStub(InferenceStub):
     """Generates from a prompt, and streams tokens as they come."""
     Route: _aio.UnaryUnaryMultiCallable[_inference_pb2.RouteRequest, _inference_pb2.RouteResponse]  # type: ignore[assignment]
     """Reserves a place on the best node and returns a signed lease for it: the client then streams straight from the
-    node. UNIMPLEMENTED today.
+    node, and the router is off the path of the tokens. UNIMPLEMENTED by a router without a fleet key.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Renders and tokenises a prompt exactly as Generate would."""
@@ -95,7 +95,7 @@ class InferenceServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.RouteResponse, _abc.Awaitable[_inference_pb2.RouteResponse]]:
         """Reserves a place on the best node and returns a signed lease for it: the client then streams straight from the
-        node. UNIMPLEMENTED today.
+        node, and the router is off the path of the tokens. UNIMPLEMENTED by a router without a fleet key.
         """
 
     def Tokenize(
