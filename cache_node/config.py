@@ -38,6 +38,8 @@ class NodeConfig:
     tls_cert: Path | None = None  # PEM chain that gRPC and metrics show; None: plain text
     tls_key: Path | None = None  # of tls_cert
     tls_ca: Path | None = None  # routers must have a certificate from these roots
+    router_names: tuple[str, ...] = ()  # in certificates of routers; (): any client is one
+    fleet_key_file: Path | None = None  # secret shared with routers, for leases; None: no leases
     block_size: int = 16  # tokens
     num_blocks: int | None = None  # with the null block; None: as many as kv_cache_bytes holds
     kv_cache_bytes: int | None = None  # None: 1 GiB; on a GPU, what gpu_memory_utilization leaves
@@ -64,6 +66,8 @@ class NodeConfig:
         self._check_choices()
         self._check_sizes()
         self.tls_files.check_server()
+        if self.router_names and self.tls_ca is None:
+            raise ValueError("tls_ca: must be set beside router_names, which are in certificates")
 
     def _check_choices(self) -> None:
         for field, choices in (

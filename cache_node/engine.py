@@ -214,8 +214,9 @@ class Engine:
             self._report([], [Ended(output.request, str(error))])
             return
         self._outputs[output.request.id] = output
-        self._last_dispatch.pop(router, None)
-        self._last_dispatch[router] = dispatch
+        # A client may take its time with a lease, so that dispatches come out of order.
+        last = self._last_dispatch.pop(router, 0)
+        self._last_dispatch[router] = max(last, dispatch)
         if len(self._last_dispatch) > MAX_ROUTERS:
             del self._last_dispatch[next(iter(self._last_dispatch))]
 

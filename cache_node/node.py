@@ -11,17 +11,21 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from cache_node.access import Access
 from cache_node.admission import Admission
 from cache_node.config import NodeConfig
 from cache_node.engine import Engine
 from cache_node.executor import ModelExecutor
 from cache_node.identity import node_info
+from cache_node.lease_gate import LeaseGate
 from cache_node.metrics import serve_metrics
 from cache_node.model.fingerprint import model_fingerprint
 from cache_node.scheduling import make_scheduler
 from cache_node.service import CacheNodeService
 from cache_node.state_feed import StateFeed
 from cache_node.step_output import StepOutput
+from kvmesh.fleet_key import FleetKey
+from kvmesh.lease import LeaseKey
 from kvmesh.tls import ServerTls, listen, server_tls
 from kvmesh.tokenizer import Tokenizer, read_tokenizer_files
 from kvmesh.v1 import cache_node_pb2, cache_node_pb2_grpc
@@ -61,8 +65,9 @@ class Node:
         self.engine = Engine(scheduler, executor, time.monotonic, self._deliver, self._on_death)
         self.state = StateFeed(EventLog(self.info.epoch), self.engine.load())
         admission = Admission(self.info, config.enable_prefix_caching, time.monotonic)
+        access = Access(LeaseGate(_lease_key(config), config.node_name), config.router_names)
         self.service = CacheNodeService(
-            admission, tokenizer, files, self.engine, self.state, config
+            admission, tokenizer, files, self.engine, self.state, access, config
         )
         self.died = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -139,6 +144,11 @@ class Node:
 
     def _on_death(self) -> None:
         self._loop.call_soon_threadsafe(self.died.set)
+
+
+def _lease_key(config: NodeConfig) -> LeaseKey | None:
+    path = config.fleet_key_file
+    return LeaseKey(FleetKey.read(path)) if path is not None else None
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) -> int:

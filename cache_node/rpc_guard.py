@@ -19,6 +19,17 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Callable[[Any, Any, Context], Awaitable[Any]]
 
 
+def for_routers(handler: Handler) -> Handler:
+    """`guarded`, and refused to everybody but routers."""
+
+    @wraps(handler)
+    async def checked(service: Any, request: Any, context: Context) -> Any:
+        service.access.require_router(handler.__name__, context)
+        return await handler(service, request, context)
+
+    return guarded(checked)
+
+
 def guarded(handler: Handler) -> Handler:
     """RequestError becomes its status with details; any other exception INTERNAL with an id that is
     in the log.

@@ -5,13 +5,14 @@ from contextlib import aclosing
 
 import structlog
 
+from cache_node.access import Access
 from cache_node.admission import Admission
 from cache_node.config import NodeConfig
 from cache_node.engine import Engine
 from cache_node.output_stream import OutputStream, logprobs_to_proto
 from cache_node.output_text import OutputText
 from cache_node.resume import MakeText, resumed_texts
-from cache_node.rpc_guard import Context, guarded
+from cache_node.rpc_guard import Context, for_routers, guarded
 from cache_node.sequence import FinishReason, Request
 from cache_node.state_feed import StateFeed
 from cache_node.step_output import Delta, Ended, StepOutput
@@ -42,8 +43,10 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
         tokenizer_files: dict[str, bytes],
         engine: Engine,
         state: StateFeed,
+        access: Access,
         config: NodeConfig,
     ) -> None:
+        self.access = access
         self._admission = admission
         self._info = admission.info
         self._tokenizer = tokenizer
@@ -73,6 +76,14 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
     async def Generate(  # type: ignore[override]
         self, message: pb.NodeGenerateRequest, context: Context
     ) -> None:
+        if not self.access.claim(message, context):
+            await self._generate(message, context)
+            return
+        with self._state.leases.running(message) as usage:
+            request = await self._generate(message, context)
+            usage.CopyFrom(summary(request, self._info).usage)
+
+    async def _generate(self, message: pb.NodeGenerateRequest, context: Context) -> Request:
         key = f"{message.request_id}/{message.attempt}"
         self._check_open(key)
         request = self._admission.request(key, message)
@@ -86,6 +97,7 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
                 (("kvmesh-admitted", "1"), ("kvmesh-node", self._info.name))
             )
             await self._send(stream, context)
+            return request
         finally:
             if stream.request is None:
                 self._engine.abort(key)
@@ -94,7 +106,7 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
                 self._idle.set()
             self._log(message, request)
 
-    @guarded
+    @for_routers
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         keys = [key for key in self._streams if key.rpartition("/")[0] == request.request_id]
         for key in keys:
@@ -106,7 +118,7 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
                 stream.end(Ended(aborted))
         return pb.AbortResponse(found=bool(keys))
 
-    @guarded
+    @for_routers
     async def Info(self, request: pb.InfoRequest, context: Context) -> pb.NodeInfo:
         if not request.include_tokenizer:
             return self._info
@@ -115,7 +127,7 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
         info.tokenizer_files.update(self._tokenizer_files)
         return info
 
-    @guarded
+    @for_routers
     async def WatchState(  # type: ignore[override]
         self, request: pb.WatchStateRequest, context: Context
     ) -> None:
@@ -133,7 +145,7 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
             async for state in states:
                 await context.write(state)
 
-    @guarded
+    @for_routers
     async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:
         if not request.pin_id:
             raise invalid("pin_id", "must not be empty, name the pin")
@@ -149,13 +161,13 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
         pinned = self._engine.pin(request.pin_id, list(request.keys), request.priority, ttl)
         return pb.PinResponse(blocks=await asyncio.wrap_future(pinned))
 
-    @guarded
+    @for_routers
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         self.drain(not request.resume)
         load = self._state.load
         return pb.DrainResponse(running=load.running, waiting=load.waiting)
 
-    @guarded
+    @for_routers
     async def CheckIntegrity(
         self, request: pb.CheckIntegrityRequest, context: Context
     ) -> pb.CheckIntegrityResponse:

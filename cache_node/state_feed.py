@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
+from cache_node.lease_news import LeaseNews
 from cache_node.step_output import Load, StepOutput
 from kvmesh.v1 import cache_node_pb2 as pb
 from prefix_index.event_log import EventLog
@@ -17,6 +18,7 @@ class StateFeed:
         self.log = log
         self.load = load
         self.draining = False
+        self.leases = LeaseNews()
         self._watchers: set[asyncio.Event] = set()
 
     def update(self, output: StepOutput) -> None:
@@ -38,6 +40,7 @@ class StateFeed:
         changed = asyncio.Event()
         self._watchers.add(changed)
         subscription = self.log.subscribe(changed) if include_events else None
+        leases = self.leases.subscribe(router, changed)
         try:
             while alive():
                 changed.clear()
@@ -47,11 +50,13 @@ class StateFeed:
                 batch = subscription.take() if subscription is not None else None
                 if batch is not None:
                     state.events.CopyFrom(batch.to_proto())
+                leases.fill(state)
                 yield state
                 await asyncio.sleep(interval)
                 await _wait(changed, max(0.0, HEARTBEAT - interval))
         finally:
             self._watchers.discard(changed)
+            self.leases.unsubscribe(router, leases)
             if subscription is not None:
                 subscription.close()
 
@@ -70,6 +75,8 @@ class StateFeed:
             last_dispatch_sequence=load.last_dispatch.get(router, 0),
             steps_without_progress=load.counters.steps_without_progress,
             preemptions=load.counters.preemptions,
+            queried_tokens=load.counters.queried_tokens,
+            hit_tokens=load.counters.hit_tokens + load.counters.loaded_tokens,
         )
 
 

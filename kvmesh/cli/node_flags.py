@@ -127,6 +127,14 @@ TLS_FLAGS = {
         default_text="none, anybody may connect",
     ),
 }
+FLEET_KEY_FLAGS = {
+    "fleet_key_file": Flag(
+        "File with a secret that all routers and nodes of the fleet share: lets clients stream "
+        "straight from nodes (leases). openssl rand -hex 32 makes one.",
+        SECURITY,
+        default_text="none, no leases",
+    ),
+}
 LOG_FLAGS = {"log_requests": Flag("Log one line for each finished request.", LOGGING)}
 
 NODE_FLAGS = {
@@ -141,5 +149,12 @@ NODE_FLAGS = {
     "shutdown_grace": Flag("Seconds for running requests to finish at the end.", NETWORK, least=0),
     **INDEX_FLAGS,
     **TLS_FLAGS,
+    "router_names": Flag(
+        "Name in the certificate of a router. Once for each. Others may only use leases.",
+        SECURITY,
+        name="router-name",
+        default_text="any client is taken for a router",
+    ),
+    **FLEET_KEY_FLAGS,
     **LOG_FLAGS,
 }
