@@ -5,6 +5,7 @@ from os import sysconf
 from pathlib import Path
 
 from kvmesh.certificates import CertificateFiles
+from prefix_index.redis_url import check_redis_shards, check_redis_url
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 SCHEDULING_POLICIES = ("adaptive", "strict", "fcfs-greedy", "static")
@@ -59,10 +60,13 @@ class NodeConfig:
     cache_dir: Path | None = None  # of converted models; None: $KVMESH_CACHE or ~/.cache/kvmesh
     redis_url: str | None = None  # the shared prefix index; None: only the direct feed
     redis_group: str = "kvmesh"
+    redis_shards: int = 1  # streams that the index is spread over, the same in a whole fleet
     shutdown_grace: float = 30.0  # seconds in which running requests may finish
     log_requests: bool = False
 
     def __post_init__(self) -> None:
+        check_redis_url(self.redis_url)
+        check_redis_shards(self.redis_shards)
         self._check_choices()
         self._check_sizes()
         self.tls_files.check_server()

@@ -120,7 +120,12 @@ class Node:
         from prefix_index.redis_publisher import RedisPublisher
 
         publisher = RedisPublisher(
-            url, self.config.redis_group, self.info.name, self.info.epoch, self.state.log
+            url,
+            self.config.redis_group,
+            self.info.name,
+            self.info.epoch,
+            self.state.log,
+            self.config.redis_shards,
         )
         task = asyncio.create_task(publisher.run(), name="redis-publisher")
         try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import structlog
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from redis.typing import KeyT, StreamIdT
 
@@ -20,15 +21,14 @@ from prefix_index.redis_layout import (
     GENERATION,
     SEQUENCE,
     Entry,
-    connect,
     held_key,
     parse_held_field,
     shard_of,
     stream_key,
 )
+from prefix_index.redis_shards import TIMEOUT, RedisShards
 
 SILENCE = 10.0  # seconds without a word, five heartbeats, until a node's entries count as old
-TIMEOUT = 2.0  # seconds for one answer of Redis
 READ_COUNT = 256  # entries of one XREAD, applied without a pause
 BUFFER = 10_000  # entries of a node that wait for its reload
 
@@ -77,7 +77,7 @@ class RedisFeed:
         """`group` and `shards` as the nodes' publishers have them. Times in seconds."""
         self._group, self._shards = group, shards
         self._mirror = mirror
-        self._redis = connect(url, timeout)
+        self._servers = RedisShards(url, timeout)
         self._silence = silence
         self._block = int(timeout * 1000 / 2)  # ms that one XREAD waits: well inside the timeout
         self._clock = clock
@@ -90,6 +90,11 @@ class RedisFeed:
     @property
     def healthy(self) -> bool:
         return self._healthy
+
+    def feeds(self, node: str) -> bool:
+        """Whether the node's events come in: Redis is there, and the node writes to it."""
+        known = self._nodes.get(node)
+        return self._healthy and known is not None and not known.silent
 
     def track(self, node: str, epoch: int) -> None:
         known = self._nodes.get(node)
@@ -115,15 +120,18 @@ class RedisFeed:
                 await asyncio.sleep(self._backoff.fail())
         finally:
             self._healthy = False
-            await self._redis.aclose()
+            await self._servers.aclose()
 
     async def _follow(self) -> None:
         """Tails and reloads until one of them fails."""
-        positions: _Positions = {key: await self._last_id(key) for key in self._streams()}
+        streams = [stream_key(self._group, shard) for shard in range(self._shards)]
+        tails: list[tuple[Redis, _Positions]] = []
+        for redis, keys in await self._servers.servers(streams):
+            tails.append((redis, {key: await _last_id(redis, key) for key in keys}))
         raise_if_cancelled()
         self._begin()
         # No TaskGroup: in Python 3.11 it swallows a cancellation that meets a failure.
-        parts = (self._tail(positions), self._reload_wanted())
+        parts = [self._reload_wanted(), *(self._tail(*tail) for tail in tails)]
         tasks = [asyncio.create_task(part) for part in parts]
         try:
             await asyncio.gather(*tasks)
@@ -131,13 +139,6 @@ class RedisFeed:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _streams(self) -> list[bytes]:
-        return [stream_key(self._group, shard) for shard in range(self._shards)]
-
-    async def _last_id(self, stream: bytes) -> bytes:
-        last = cast(_Entries, await self._redis.xrevrange(stream, count=1))
-        return last[0][0] if last else b"0-0"
 
     def _begin(self) -> None:
         log.info("redis_index_connected", group=self._group)
@@ -151,13 +152,14 @@ class RedisFeed:
         if self._backoff.failures == 0:
             log.warning("redis_index_away", group=self._group, error=str(error))
         self._healthy = False
+        self._servers.forget()
         for node in self._nodes:
             self._mirror.mark_stale(node)
 
-    async def _tail(self, positions: _Positions) -> None:
+    async def _tail(self, redis: Redis, positions: _Positions) -> None:
         while True:
             raise_if_cancelled()
-            answer = await self._redis.xread(positions, count=READ_COUNT, block=self._block)
+            answer = await redis.xread(positions, count=READ_COUNT, block=self._block)
             for stream, entries in cast(list[tuple[bytes, _Entries]], answer):
                 for _, fields in entries:
                     self._take(fields)
@@ -237,12 +239,18 @@ class RedisFeed:
         None if it is not there, or a torso: the publisher's next snapshot says so in the stream.
         """
         key = held_key(self._group, shard_of(node, self._shards), node, known.epoch)
-        sequence, generation = await self._redis.hmget(key, [SEQUENCE, GENERATION])
+        redis = await self._servers.client(key)
+        sequence, generation = await redis.hmget(key, [SEQUENCE, GENERATION])
         if sequence is None or generation is None:
             return None
         held: dict[Tier, list[bytes]] = {tier: [] for tier in TIERS}
-        async for field, _ in self._redis.hscan_iter(key, count=1000):
+        async for field, _ in redis.hscan_iter(key, count=1000):
             if (block := parse_held_field(field)) is not None:
                 held[block[0]].append(block[1])
         known.generation = int(generation)
         return Batch(0, int(sequence), True, pack_held(held))
+
+
+async def _last_id(redis: Redis, stream: bytes) -> bytes:
+    last = cast(_Entries, await redis.xrevrange(stream, count=1))
+    return last[0][0] if last else b"0-0"

@@ -16,9 +16,6 @@ import struct
 from typing import NamedTuple
 from zlib import crc32
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.typing import EncodableT, FieldT
 
 from prefix_index.batch import Batch
@@ -80,19 +77,3 @@ def parse_held_field(field: bytes) -> tuple[Tier, bytes] | None:
     """Tier and block key; None for the fields that are not blocks."""
     tier = _TIER_OF.get(field[0])
     return (tier, field[1:]) if tier and len(field) == 1 + KEY_BYTES else None
-
-
-def connect(url: str, timeout: float) -> Redis:
-    """A client that gives up after `timeout` seconds of connecting (name look-up included) or
-    waiting.
-
-    It never retries by itself: redis-py's own retries can hold one call for minutes, and what has
-    to be done again after a failure is more than the failed call.
-    """
-    return Redis.from_url(
-        url,
-        socket_connect_timeout=timeout,
-        socket_timeout=timeout,
-        retry=Retry(NoBackoff(), 0),
-        protocol=2,
-    )

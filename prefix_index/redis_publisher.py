@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import structlog
+from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 from redis.exceptions import RedisError
 
@@ -19,16 +20,15 @@ from prefix_index.redis_layout import (
     SEQUENCE,
     Entry,
     Fields,
-    connect,
     held_field,
     held_key,
     shard_of,
     stream_key,
 )
+from prefix_index.redis_shards import TIMEOUT, RedisShards
 
 HEARTBEAT = 2.0  # seconds without a change until the node says that it is still there
 TTL = 30.0  # seconds after its last word until a node's keys are gone
-TIMEOUT = 2.0  # seconds for one answer of Redis
 STREAM_LENGTH = 10_000  # entries a shard, approximately
 CHUNK = 2_000  # fields of a snapshot in one command
 
@@ -70,7 +70,7 @@ class RedisPublisher:
         self._node, self._epoch = node, epoch
         self._stream = stream_key(group, shard)
         self._held = held_key(group, shard, node, epoch)
-        self._redis = connect(url, timeout)
+        self._servers = RedisShards(url, timeout)
         self._subscription = log.subscribe()
         self._heartbeat = heartbeat
         self._ttl = int(ttl * 1000)
@@ -88,6 +88,7 @@ class RedisPublisher:
                 delay = self._backoff.fail()
                 if self._backoff.failures == 1:
                     logger.warning("redis_index_away", node=self._node, error=str(error))
+                self._servers.forget()
                 self._subscription.restart()
                 await asyncio.sleep(delay)
 
@@ -99,8 +100,11 @@ class RedisPublisher:
         self._subscription.close()
         with contextlib.suppress(RedisError, OSError):
             async with asyncio.timeout(self._timeout):
-                await self._redis.unlink(self._held)
-        await self._redis.aclose()
+                await (await self._client()).unlink(self._held)
+        await self._servers.aclose()
+
+    async def _client(self) -> Redis:
+        return await self._servers.client(self._held)
 
     async def _publish(self) -> None:
         while True:
@@ -125,16 +129,16 @@ class RedisPublisher:
     async def _write_snapshot(self, batch: Batch) -> None:
         """Builds the HASH aside, so that a reader sees the old one or the new one, and tells."""
         self._generation += 1
-        aside = self._held + b":new"
+        redis, aside = await self._client(), self._held + b":new"
         state: Fields = {SEQUENCE: batch.sequence, GENERATION: self._generation}
-        async with self._redis.pipeline(transaction=True) as pipe:
+        async with redis.pipeline(transaction=True) as pipe:
             pipe.unlink(aside)
             pipe.hset(aside, mapping=state)
             pipe.pexpire(aside, self._ttl)
             await pipe.execute()
         for fields in _chunks(batch):
-            await self._redis.hset(aside, mapping=fields)
-        async with self._redis.pipeline(transaction=True) as pipe:
+            await redis.hset(aside, mapping=fields)
+        async with redis.pipeline(transaction=True) as pipe:
             pipe.rename(aside, self._held)
             self._tell(pipe, self._position(batch.sequence))
             await pipe.execute()
@@ -144,7 +148,8 @@ class RedisPublisher:
         change = _Change.of(batch)
         state: Fields = {SEQUENCE: batch.sequence}
         expected = [b"%d" % self._sequence, b"%d" % self._generation]
-        async with self._redis.pipeline(transaction=True) as pipe:
+        redis = await self._client()
+        async with redis.pipeline(transaction=True) as pipe:
             pipe.hmget(self._held, [SEQUENCE, GENERATION])
             if change.cleared:
                 pipe.unlink(self._held)

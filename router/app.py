@@ -51,7 +51,7 @@ class RouterApp:
         self.admission = Admission(config.max_in_flight)
         self.metrics = RouterMetrics()
         self._fleet = Fleet()
-        self._index = Index(config.redis_url, config.redis_group)
+        self._index = Index(config.redis_url, config.redis_group, config.redis_shards)
         self._registry = Registry(config.nodes, channel_credentials(config.node_tls_files))
         self._reader = PromptReader(config.tokenizer_threads)
         self._router_id = uuid.uuid4().hex

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvmesh.certificates import CertificateFiles
+from prefix_index.redis_url import check_redis_shards, check_redis_url
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 POLICIES = ("prefix-aware", "least-loaded", "round-robin", "random")
@@ -29,6 +30,7 @@ class RouterConfig:
     admin_names: tuple[str, ...] = ()  # in client certificates of who may do so too
     redis_url: str | None = None  # None: the index is fed by the nodes' state streams
     redis_group: str = "kvmesh"
+    redis_shards: int = 1  # streams that the index is spread over, the same in a whole fleet
     policy: str = "prefix-aware"
     max_request_bytes: int = 4 << 20  # a larger request is refused unread
     max_header_bytes: int = 64 << 10  # of an HTTP request, its target included
@@ -61,6 +63,8 @@ class RouterConfig:
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field}: must be above 0 seconds, is {getattr(self, field)}")
         self._check_tls()
+        check_redis_url(self.redis_url)
+        check_redis_shards(self.redis_shards)
         for origin in self.cors_allow_origins:
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError(

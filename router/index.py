@@ -17,20 +17,21 @@ class Index:
     """A hint: which node holds which blocks. Fed by Redis where there is one, else by the nodes'
     state streams.
 
-    The state streams also stand in while Redis is away. Watchers say when a node lives and when it
-    is gone.
+    The state streams also stand in while Redis is away, and for a node that does not write to it.
+    Watchers say when a node lives and when it is gone.
     """
 
-    def __init__(self, redis_url: str | None, redis_group: str) -> None:
+    def __init__(self, redis_url: str | None, redis_group: str, redis_shards: int = 1) -> None:
         self._mirror = Mirror()
         self._direct = DirectFeed(self._mirror)
-        self._redis = _redis_feed(redis_url, redis_group, self._mirror) if redis_url else None
+        self._redis = (
+            _redis_feed(redis_url, redis_group, self._mirror, redis_shards) if redis_url else None
+        )
         self._feeds: list[Feed] = [self._direct, *([self._redis] if self._redis else [])]
 
-    @property
-    def wants_events(self) -> bool:
-        """Whether state streams should bring block events now."""
-        return self._redis is None or not self._redis.healthy
+    def wants_events(self, node: str) -> bool:
+        """Whether the node's state stream should bring block events now."""
+        return self._redis is None or not self._redis.feeds(node)
 
     async def run(self) -> None:
         """Follows Redis for as long as the router lives; returns at once without it."""
@@ -63,7 +64,7 @@ class Index:
         return self._mirror.size(node)
 
 
-def _redis_feed(url: str, group: str, mirror: Mirror) -> "RedisFeed":
+def _redis_feed(url: str, group: str, mirror: Mirror, shards: int) -> "RedisFeed":
     from prefix_index.redis_feed import RedisFeed  # costs 100 ms, and most start without
 
-    return RedisFeed(url, group, mirror)
+    return RedisFeed(url, group, mirror, shards)

@@ -123,7 +123,7 @@ class Watcher:
 
     async def _follow_stream(self, info: pb.NodeInfo) -> bool:
         """One state stream. True: open another, for a snapshot or for events from elsewhere."""
-        with_events = self._index.wants_events
+        with_events = self._index.wants_events(info.name)
         call = self._watch_state(with_events)
         silent = asyncio.Event()
         self._silence.watch(self._node.address, lambda: self._give_up(call, silent))
@@ -131,7 +131,7 @@ class Watcher:
             async for state in call:
                 self._silence.heard(self._node.address)
                 complete = self._apply(state, info)
-                if not complete or self._index.wants_events != with_events:
+                if not complete or self._index.wants_events(info.name) != with_events:
                     return True
         except asyncio.CancelledError:
             if not silent.is_set():

@@ -21,8 +21,9 @@ DEADLINE = 10.0  # seconds for the server to answer
 class RedisServer:
     """Starts, stops, empties and freezes one redis-server process. The port stays the same."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *options: str) -> None:
         self._directory = directory
+        self._options = options
         self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
 
@@ -31,8 +32,12 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
+        """Idempotent."""
+        if self._process is not None:
+            return
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--save", "", "--appendonly", "no", "--dir", str(self._directory)]
+        command += self._options
         with (self._directory / "redis.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         self._wait_until_it_answers()
@@ -76,13 +81,18 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@pytest.fixture
-def redis_server(tmp_path):
-    """A running server. Where none is installed: skips, or fails if KVMESH_REQUIRE_REDIS=1."""
+def require_redis():
+    """Where none is installed: skips, or fails if KVMESH_REQUIRE_REDIS=1."""
     if shutil.which("redis-server") is None:
         if os.environ.get("KVMESH_REQUIRE_REDIS") == "1":
             pytest.fail("redis-server: not installed, and KVMESH_REQUIRE_REDIS=1 requires it")
         pytest.skip("redis-server is not installed")
+
+
+@pytest.fixture
+def redis_server(tmp_path):
+    """A running server, see `require_redis`."""
+    require_redis()
     server = RedisServer(tmp_path)
     server.start()
     yield server

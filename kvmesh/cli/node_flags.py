@@ -106,13 +106,21 @@ ENGINE_FLAGS = {
 }
 INDEX_FLAGS = {
     "redis_url": Flag(
-        "Share the prefix index through this Redis, such as redis://127.0.0.1:6379/0. "
-        "Without it routers learn of blocks from the nodes directly.",
+        "Share the prefix index through this Redis, or a Redis Cluster: redis://127.0.0.1:6379/0, "
+        "rediss://user@host1,host2?password_file=/run/secrets/redis. Without it routers learn of "
+        "blocks from the nodes directly.",
         NETWORK,
         name="redis",
         default_text="none",
     ),
     "redis_group": Flag("Name of the fleet in Redis.", NETWORK),
+    "redis_shards": Flag(
+        "Streams that the index is spread over, some for each server of a Redis Cluster; the same "
+        "on all routers and nodes.",
+        NETWORK,
+        least=1,
+        most=1024,
+    ),
 }
 TLS_FLAGS = {
     "tls_cert": Flag(

@@ -15,6 +15,7 @@ from kvmesh.cli.node_flags import (
 )
 from kvmesh.cli.ports import free_ports
 from kvmesh.cli.router_flags import ADMIN_FLAGS, HTTP_FLAGS, POLICY_FLAGS
+from prefix_index.redis_url import check_redis_shards, check_redis_url
 from router.config import RouterConfig
 
 NODE = NodeConfig()
@@ -40,6 +41,7 @@ class ServeConfig:
     node_port_base: int | None = None
     redis_url: str | None = NODE.redis_url
     redis_group: str = NODE.redis_group
+    redis_shards: int = NODE.redis_shards
     tls_cert: Path | None = ROUTER.tls_cert
     tls_key: Path | None = ROUTER.tls_key
     tls_ca: Path | None = ROUTER.tls_ca
@@ -68,6 +70,11 @@ class ServeConfig:
     threads: int = NODE.threads
     log_requests: bool = NODE.log_requests
 
+    def __post_init__(self) -> None:
+        """What nodes and router would refuse, but only once the model is prepared."""
+        check_redis_url(self.redis_url)
+        check_redis_shards(self.redis_shards)
+
     def node_config(self, index: int, port: int) -> NodeConfig:
         """One node's configuration. Nodes listen on the loopback: only the router talks to them.
         They share the part of a GPU that they may use. TLS is the router's: what it says to
@@ -88,6 +95,7 @@ class ServeConfig:
             grpc_port=self.grpc_port,
             redis_url=self.redis_url,
             redis_group=self.redis_group,
+            redis_shards=self.redis_shards,
             tls_cert=self.tls_cert,
             tls_key=self.tls_key,
             tls_ca=self.tls_ca,

@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 import time
 
-from redis.asyncio import Redis
-from redis.exceptions import ConnectionError as RedisGone
+from redis.exceptions import RedisError
 
 from kvmesh.v1.cache_node_pb2 import TIER_CPU, BlockEvents
 from kvmesh.v1.fleet_pb2 import INDEX_MODE_EXACT
@@ -16,9 +15,12 @@ from prefix_index.mirror import Mirror
 from prefix_index.redis_feed import RedisFeed
 from prefix_index.redis_layout import held_key, shard_of, stream_key
 from prefix_index.redis_publisher import RedisPublisher
+from prefix_index.redis_shards import RedisShards
+from prefix_index.redis_url import Address
 
-HEARTBEAT, TIMEOUT, SILENCE = 0.2, 0.5, 2.0
+HEARTBEAT, TIMEOUT, SILENCE = 0.2, 0.5, 1.0
 GROUP = "test"
+SHARDS = 6  # on a cluster: two on each of its servers
 
 
 async def eventually(condition, seconds=10.0):
@@ -142,27 +144,38 @@ class DirectFleet(Fleet):
 
 
 class RedisFleet(Fleet):
+    """On one Redis, or on a Redis Cluster."""
+
     def __init__(self, server, shards=1):
         super().__init__()
         self.server = server
         self.shards = shards
-        self.redis = Redis.from_url(server.url)
-        self.proxy = Proxy(server.port)
+        self.redis = ByKey(server.url)
+        ports = [each.port for each in getattr(server, "servers", [server])]
+        self._proxies = {port: Proxy(port) for port in ports}
         self.publishers = {}
 
     async def __aenter__(self):
-        await self.proxy.start()
+        for proxy in self._proxies.values():
+            await proxy.start()
         self.feed = RedisFeed(
-            self.proxy.url, GROUP, self.mirror, self.shards, silence=SILENCE, timeout=TIMEOUT
+            self.server.url, GROUP, self.mirror, self.shards, silence=SILENCE, timeout=TIMEOUT
         )
+        self.feed._servers = ThroughProxies(self.server.url, self._proxies)
         self._run = asyncio.create_task(self.feed.run())
         return self
 
     async def __aexit__(self, *_):
         await super().__aexit__()
         await stop(self._run)
-        await self.proxy.stop()
+        for proxy in self._proxies.values():
+            await proxy.stop()
         await self.redis.aclose()
+
+    async def empty(self):
+        """Nothing is left in Redis."""
+        for client in await self.redis.clients():
+            await client.flushall()
 
     def held_key(self, name):
         shard = shard_of(name, self.shards)
@@ -190,7 +203,7 @@ class RedisFleet(Fleet):
         if self.logs.pop(name, None) is not None:
             publisher, task = self.publishers.pop(name)
             await stop(task)
-            await publisher._redis.aclose()
+            await publisher._servers.aclose()
 
     async def end(self, name):
         """A clean end."""
@@ -205,7 +218,7 @@ class RedisFleet(Fleet):
         key = self.held_key(name)
 
         async def written():
-            with contextlib.suppress(RedisGone):  # a restart cut the connection
+            with contextlib.suppress(RedisError):  # a restart cut the connection
                 return await self.redis.hget(key, "sequence") == expected
 
         await eventually(written)
@@ -214,14 +227,16 @@ class RedisFleet(Fleet):
     async def losing(self, name):
         """What the node says inside is trimmed away before the feed reads it."""
         await self.settled(name)
-        self.proxy.hold()
+        for proxy in self._proxies.values():
+            proxy.hold()
         # The feed's XREAD waits at the server, and gets this one.
         self.logs[name].append([Stored(b"before the loss.", TIER_CPU)])
         await self.published(name)
         yield
         await self.published(name)
         await self.redis.xtrim(self.stream_key(name), maxlen=0, approximate=False)
-        self.proxy.release()
+        for proxy in self._proxies.values():
+            proxy.release()
 
     async def repeat(self, name):
         key = self.stream_key(name)
@@ -235,6 +250,44 @@ async def stop(task):
     await asyncio.gather(task, return_exceptions=True)
 
 
+class ByKey:
+    """The commands of redis-py whose first argument is a key, wherever the key lies now."""
+
+    def __init__(self, url):
+        self._servers = RedisShards(url, TIMEOUT)
+
+    def __getattr__(self, command):
+        async def call(key, *arguments, **options):
+            try:
+                client = await self._servers.client(key)
+                return await getattr(client, command)(key, *arguments, **options)
+            except RedisError:
+                self._servers.forget()
+                raise
+
+        return call
+
+    async def clients(self):
+        """One for each server."""
+        await self._servers.client(b"")
+        return [self._servers._client(each.master) for each in self._servers._ranges]
+
+    async def aclose(self):
+        await self._servers.aclose()
+
+
+class ThroughProxies(RedisShards):
+    """Reaches each server through the proxy of its port."""
+
+    def __init__(self, url, proxies):
+        super().__init__(url, TIMEOUT)
+        self._proxies = proxies
+
+    def _client(self, address):
+        proxy = self._proxies.get(address.port)
+        return super()._client(proxy.address if proxy else address)
+
+
 class Proxy:
     """Stands between the feed and Redis, and can hold the answers back."""
 
@@ -246,7 +299,7 @@ class Proxy:
 
     async def start(self):
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
+        self.address = Address(*self._server.sockets[0].getsockname())
 
     async def stop(self):
         self._server.close()

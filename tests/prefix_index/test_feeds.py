@@ -1,4 +1,6 @@
-"""What a router sees through a feed. One suite, run on both: direct, and a real Redis."""
+"""What a router sees through a feed. One suite, run on all: direct, a real Redis, and a real Redis
+Cluster.
+"""
 
 import pytest
 
@@ -6,19 +8,24 @@ from kvmesh.v1.cache_node_pb2 import TIER_CPU, TIER_GPU
 from kvmesh.v1.fleet_pb2 import INDEX_MODE_BLIND, INDEX_MODE_EXACT, INDEX_MODE_STALE
 from prefix_index.events import Cleared, Removed, Stored
 from prefix_index.mirror import Match
-from tests.prefix_index.harness import DirectFleet, RedisFleet, eventually
+from tests.prefix_index.harness import SHARDS, DirectFleet, RedisFleet, eventually
 from tests.prefix_index.strategies import KEYS
+from tests.redis_cluster_fixture import redis_cluster  # noqa: F401
 from tests.redis_fixture import redis_server  # noqa: F401
 
 A, B, C = KEYS[:3]
 
 
-@pytest.fixture(params=["direct", "redis"])
+@pytest.fixture(params=["direct", "redis", "cluster"])
 async def fleet(request):
-    if request.param == "direct":
-        made = DirectFleet()
-    else:
-        made = RedisFleet(request.getfixturevalue("redis_server"))
+    match request.param:
+        case "direct":
+            made = DirectFleet()
+        case "redis":
+            made = RedisFleet(request.getfixturevalue("redis_server"))
+        case "cluster":
+            made = RedisFleet(request.getfixturevalue("redis_cluster"), shards=SHARDS)
+            await made.empty()
     async with made:
         yield made
 

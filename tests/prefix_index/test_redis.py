@@ -1,10 +1,12 @@
-"""The shared index when Redis is away, empty, frozen, older or shared with strangers."""
+"""The shared index when Redis is away, empty, frozen, older or shared with strangers: one Redis,
+and a Redis Cluster.
+"""
 
 import asyncio
 import contextlib
 
 import pytest
-from redis.exceptions import ConnectionError as RedisGone
+from redis.exceptions import RedisError
 
 from kvmesh.v1.cache_node_pb2 import TIER_GPU
 from kvmesh.v1.fleet_pb2 import INDEX_MODE_EXACT, INDEX_MODE_STALE
@@ -14,16 +16,29 @@ from prefix_index.mirror import Match, Mirror
 from prefix_index.redis_feed import RedisFeed
 from prefix_index.redis_layout import shard_of
 from prefix_index.redis_publisher import RedisPublisher
-from tests.prefix_index.harness import GROUP, SILENCE, RedisFleet, eventually, stop
+from tests.prefix_index.harness import GROUP, SHARDS, SILENCE, RedisFleet, eventually, stop
 from tests.prefix_index.strategies import KEYS
+from tests.redis_cluster_fixture import redis_cluster  # noqa: F401
 from tests.redis_fixture import free_port, redis_server  # noqa: F401
 
 A, B, C = KEYS[:3]
 
 
+@pytest.fixture(params=["redis", "cluster"])
+async def unwatched(request):
+    """A fleet whose feed has not begun; tests that damage the cluster leave it whole."""
+    if request.param == "redis":
+        made = RedisFleet(request.getfixturevalue("redis_server"))
+    else:
+        made = RedisFleet(request.getfixturevalue("redis_cluster"), shards=SHARDS)
+        await made.empty()
+    yield made
+    await made.redis.aclose()
+
+
 @pytest.fixture
-async def fleet(redis_server):  # noqa: F811
-    async with RedisFleet(redis_server) as made:
+async def fleet(unwatched):
+    async with unwatched as made:
         yield made
 
 
@@ -65,7 +80,7 @@ async def test_an_index_flushed_under_live_connections_is_written_again(fleet):
     log = await fleet.up("node")
     log.append(stored(A, B))
     await fleet.settled("node")
-    await fleet.redis.flushall()
+    await fleet.empty()
     log.append(stored(C))
     await eventually(lambda: _fields(fleet, 2 + 3))
     await fleet.settled("node")
@@ -121,15 +136,15 @@ async def test_a_publisher_that_falls_silent_makes_its_node_stale(fleet):
     assert fleet.feed.healthy
 
 
-async def test_redis_that_is_away_at_the_start(redis_server):  # noqa: F811
-    redis_server.stop()
-    async with RedisFleet(redis_server) as fleet:
+async def test_redis_that_is_away_at_the_start(unwatched):
+    unwatched.server.stop()
+    async with unwatched as fleet:
         log = await fleet.start("node")
         fleet.watch("node")
         log.append(stored(A))
         await asyncio.sleep(0.3)
         assert not fleet.feed.healthy
-        redis_server.start()
+        fleet.server.start()
         await fleet.settled("node")
         assert fleet.mirror.match(KEYS) == {"node": Match(1, 0)}
 
@@ -147,10 +162,10 @@ async def test_an_unreachable_redis_breaks_neither_side():
     await publisher.aclose()
 
 
-async def test_both_sides_end_whenever_they_are_cancelled(redis_server):  # noqa: F811
+async def test_both_sides_end_whenever_they_are_cancelled(unwatched):
     for steps in range(1, 60, 2):
         async with asyncio.timeout(5):
-            async with RedisFleet(redis_server) as fleet:
+            async with RedisFleet(unwatched.server, unwatched.shards) as fleet:
                 (await fleet.start("node")).append(stored(A))
                 fleet.watch("node")
                 for _ in range(steps):
@@ -192,14 +207,17 @@ async def test_nothing_walks_the_keyspace(fleet):
     log = await fleet.up("node")
     log.append(stored(A))
     await fleet.settled("node")
-    used = set(await fleet.redis.info("commandstats"))
+    used = set()
+    for client in await fleet.redis.clients():
+        used |= set(await client.info("commandstats"))
     assert not used & {"cmdstat_keys", "cmdstat_scan"}
 
 
-async def test_nodes_of_all_shards_are_followed(redis_server):  # noqa: F811
-    async with RedisFleet(redis_server, shards=4) as fleet:
-        names = [f"node-{number}" for number in range(12)]
-        assert {shard_of(name, 4) for name in names} == {0, 1, 2, 3}
+async def test_nodes_of_all_shards_are_followed(unwatched):
+    unwatched.shards = SHARDS
+    async with unwatched as fleet:
+        names = [f"node-{number}" for number in range(24)]
+        assert {shard_of(name, SHARDS) for name in names} == set(range(SHARDS))
         for name in names:
             (await fleet.start(name)).append(stored(A, B))
             fleet.watch(name)
@@ -208,7 +226,8 @@ async def test_nodes_of_all_shards_are_followed(redis_server):  # noqa: F811
         assert fleet.mirror.match(KEYS) == dict.fromkeys(names, Match(2, 0))
         keys = {fleet.held_key(name) for name in names} | {fleet.stream_key(n) for n in names}
         tags = {key[: key.index(b"}") + 1] for key in keys}
-        assert tags == {b"{%s:%d}" % (GROUP.encode(), shard) for shard in range(4)}
+        assert tags == {b"{%s:%d}" % (GROUP.encode(), shard) for shard in range(SHARDS)}
+        assert all([await client.dbsize() for client in await fleet.redis.clients()])
 
 
 async def test_a_large_cache_loads_while_it_changes(fleet):
@@ -227,5 +246,5 @@ async def test_a_large_cache_loads_while_it_changes(fleet):
 
 
 async def _fields(fleet, count):
-    with contextlib.suppress(RedisGone):  # a restart cut the connection
+    with contextlib.suppress(RedisError):  # a restart cut the connection
         return await fleet.redis.hlen(fleet.held_key("node")) == count

@@ -60,3 +60,19 @@ async def test_r12_redis_goes_away_and_comes_back_empty(redis_server):
         await answer(fleet, request("z" * 64))
         await eventually(lambda: indexed(fleet) == 12, 5)
         assert fleet.health(0) == "NODE_HEALTH_UP"
+
+
+async def test_a_node_that_does_not_write_to_redis_is_asked_itself(redis_server):
+    node = StubNode("node-0")
+    async with running_fleet(node, redis_url=redis_server.url) as fleet:
+        await eventually(lambda: node.with_events is False)
+        fleet.app._index._redis._silence = 0.1
+        await eventually(lambda: node.with_events is True, 5)
+        await answer(fleet, request("x" * 64))
+        await eventually(lambda: indexed(fleet) == 4)
+        assert fleet.app.view.nodes()[0].index_mode == 1  # EXACT
+        fleet.app._index._redis._silence = 10.0
+        async with published(node, redis_server.url):
+            await eventually(lambda: node.with_events is False, 5)
+            await answer(fleet, request("y" * 64))
+            await eventually(lambda: indexed(fleet) == 8)
