@@ -33,8 +33,8 @@ demo: ## Ask a real model twice through router and two nodes, and see the prefix
 serve: install ## Serve the model on http://127.0.0.1:8000/v1 until Ctrl-C
 	$(BIN)/kvmesh serve $(ARGS)
 
-test: install ## Run all tests
-	$(BIN)/python -m pytest $(ARGS)
+test: install ## Run all tests, two files at a time
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-large: install ## Run the tests that download a second real model
 	$(BIN)/python -m pytest -m large $(ARGS)
