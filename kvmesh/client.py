@@ -8,12 +8,14 @@ with Client("127.0.0.1:50051") as client:
     print(done.text, done.route.node, done.usage.cached.gpu)
 """
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Self
 
 import grpc
 
 from kvmesh.certificates import CertificateFiles
+from kvmesh.direct import DirectCall
 from kvmesh.errors import RequestError, from_rpc_error
 from kvmesh.generation import Completion, Event, Generation
 from kvmesh.make_request import Message, chat_of, make_request
@@ -38,13 +40,21 @@ class Client:
         timeout: float | None = None,
         api_key: str | None = None,
         tls: CertificateFiles | None = None,
+        direct: bool = False,
     ) -> None:
         """`target` is host:port, `timeout` the default deadline of each call in seconds.
 
         `api_key` says who asks; anybody who can read the network reads it, unless there is `tls`,
         whose `ca` the router's certificate must come from. Raises ValueError for wrong files.
+
+        `direct`: tokens stream straight from the nodes, on leases of the router; a request whose
+        node is lost goes on on another. A router without leases runs requests itself.
         """
-        self._channel = open_channel(target, channel_credentials(tls), _OPTIONS)
+        self._credentials = channel_credentials(tls)
+        self._channel = open_channel(target, self._credentials, _OPTIONS)
+        self._direct = direct
+        self._nodes: dict[str, grpc.Channel] = {}
+        self._opening = threading.Lock()
         self._timeout = timeout
         self._who = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
@@ -63,8 +73,12 @@ class Client:
         """Starts a request; see `make_request` for prompt and fields. Returns at once."""
         request = make_request(prompt, messages=messages, token_ids=token_ids, **fields)
         deadline = self._timeout if timeout is None else timeout
-        call = self._inference.Generate(request, timeout=deadline, metadata=(*self._who, *metadata))
-        return Generation(call)
+        sent = (*self._who, *metadata)
+        if self._direct:
+            return Generation(
+                DirectCall(self._inference, self._node_channel, request, deadline, sent)
+            )
+        return Generation(self._inference.Generate(request, timeout=deadline, metadata=sent))
 
     def explain(self, prompt: str | None = None, **fields: Any) -> pb.RouteReport:
         """Where a request would go now, and what each node would cost. As `generate`."""
@@ -110,6 +124,14 @@ class Client:
     def close(self) -> None:
         """Ends all running requests."""
         self._channel.close()
+        for channel in self._nodes.values():
+            channel.close()
+
+    def _node_channel(self, address: str) -> grpc.Channel:
+        with self._opening:
+            if address not in self._nodes:
+                self._nodes[address] = open_channel(address, self._credentials, _OPTIONS)
+            return self._nodes[address]
 
     def __enter__(self) -> Self:
         return self

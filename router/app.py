@@ -11,6 +11,8 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from kvmesh.fleet_key import FleetKey
+from kvmesh.lease import LeaseKey
 from kvmesh.tls import channel_credentials, listen, server_tls
 from router.admin import AdminRole
 from router.admission import Admission
@@ -22,6 +24,8 @@ from router.fleet_view import FleetView
 from router.grpc_front import FLEET, INFERENCE, SERVER_OPTIONS, FleetFront, InferenceFront
 from router.http_front import HttpFront
 from router.index import Index
+from router.leases import Leases
+from router.leasing import Leasing
 from router.ledger import Ledger
 from router.metrics import RouterMetrics
 from router.placement import Placement
@@ -51,6 +55,9 @@ class RouterApp:
         self.admission = Admission(config.max_in_flight)
         self.metrics = RouterMetrics()
         self._fleet = Fleet()
+        fleet_key = FleetKey.read(config.fleet_key_file) if config.fleet_key_file else None
+        lease_key = LeaseKey(fleet_key) if fleet_key is not None else None
+        self.leases = Leases(lease_key, config.lease_time, self.metrics)
         self._index = Index(config.redis_url, config.redis_group, config.redis_shards)
         self._registry = Registry(config.nodes, channel_credentials(config.node_tls_files))
         self._reader = PromptReader(config.tokenizer_threads)
@@ -77,6 +84,7 @@ class RouterApp:
             placement,
             dispatcher,
             self.metrics,
+            leasing=Leasing(placement, dispatcher, self.ledger, self.leases),
             request_timeout=self._config.request_timeout,
             request_log=RequestLog(self._config.log_requests),
         )
@@ -95,6 +103,7 @@ class RouterApp:
                 self._fleet,
                 self._index,
                 self.ledger,
+                self.leases,
                 self._silence,
                 self._router_id,
             )

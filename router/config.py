@@ -28,6 +28,8 @@ class RouterConfig:
     node_tls_key: Path | None = None  # of node_tls_cert
     admin_key_file: Path | None = None  # keys, one a line, of who may change the fleet
     admin_names: tuple[str, ...] = ()  # in client certificates of who may do so too
+    fleet_key_file: Path | None = None  # secret shared with nodes, for leases; None: no leases
+    lease_time: float = 10.0  # in which a lease can be claimed
     redis_url: str | None = None  # None: the index is fed by the nodes' state streams
     redis_group: str = "kvmesh"
     redis_shards: int = 1  # streams that the index is spread over, the same in a whole fleet
@@ -59,7 +61,13 @@ class RouterConfig:
         ):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}: must be at least 1, is {getattr(self, field)}")
-        for field in ("request_timeout", "node_silence", "header_timeout", "body_timeout"):
+        for field in (
+            "request_timeout",
+            "node_silence",
+            "header_timeout",
+            "body_timeout",
+            "lease_time",
+        ):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field}: must be above 0 seconds, is {getattr(self, field)}")
         self._check_tls()

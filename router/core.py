@@ -4,7 +4,13 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 
 from kvmesh.errors import invalid, unavailable
@@ -21,6 +27,7 @@ from router.admission import Admission, fit_max_tokens
 from router.answer import Answer
 from router.dispatch import Dispatcher, Job
 from router.fleet import Fleet, Model
+from router.leasing import Leasing
 from router.metadata import Pair
 from router.metrics import RouterMetrics
 from router.placement import Placement
@@ -42,6 +49,7 @@ class Caller:
     metadata: Iterable[Pair] = ()
     timeout: float | None = None
     default_max_tokens: int | None = None
+    salt: bytes = b""  # of the tenant: what is cached under another is not found
     ready: Callable[[], Awaitable[object]] | None = None
 
 
@@ -58,6 +66,7 @@ class RouterCore:
         dispatcher: Dispatcher,
         metrics: RouterMetrics,
         *,
+        leasing: Leasing,
         request_log: RequestLog,
         request_timeout: float,
     ) -> None:
@@ -69,6 +78,7 @@ class RouterCore:
         self._placement = placement
         self._dispatcher = dispatcher
         self._request_timeout = request_timeout
+        self._leasing = leasing
         self._log = request_log
 
     @contextmanager
@@ -95,7 +105,7 @@ class RouterCore:
         """
         arrived = time.monotonic()
         with self._log.entry(caller.endpoint, request) as entry:
-            prompt, model = await self._prepare(request, caller.default_max_tokens)
+            prompt, model = await self._prepare(request, caller)
             if caller.ready is not None:
                 await caller.ready()
             deadline = arrived + self._limit(caller.timeout)
@@ -109,9 +119,28 @@ class RouterCore:
             finally:
                 answer.close()
 
-    async def explain(self, request: pb.GenerateRequest) -> pb.RouteReport:
+    async def route(
+        self, request: inference_pb2.RouteRequest, caller: Caller
+    ) -> inference_pb2.RouteResponse:
+        """A lease for the request on the best node, which holds a place in flight until it ends.
+
+        Raises RequestError, UNIMPLEMENTED without a fleet key.
+        """
+        self._leasing.check(request)
+        arrived = time.monotonic()
+        generate = request.request
+        with self._log.entry(caller.endpoint, generate) as entry, ExitStack() as holds:
+            holds.enter_context(self._admission.slot())
+            prompt, model = await self._prepare(generate, caller)
+            deadline = arrived + self._limit(caller.timeout)
+            job = Job(generate, prompt, model, caller.metadata, arrived, deadline)
+            response = self._leasing.lease(job, request, holds)
+            entry.report = response.route
+            return response
+
+    async def explain(self, request: pb.GenerateRequest, caller: Caller) -> pb.RouteReport:
         """Where `request` would go now, and why. Reserves nothing. Raises RequestError."""
-        prompt, model = await self._prepare(request)
+        prompt, model = await self._prepare(request, caller)
         candidates = self._placement.candidates(prompt, model, self._registry.up)
         choice = self._placement.choose(prompt, model, candidates)
         report = self._placement.report(request, prompt, choice)
@@ -140,9 +169,7 @@ class RouterCore:
             raise invalid("model", f"must be {model.name!r} or empty, is {name[:200]!r}")
         return model
 
-    async def _prepare(
-        self, request: pb.GenerateRequest, default_max_tokens: int | None = None
-    ) -> tuple[Prompt, Model]:
+    async def _prepare(self, request: pb.GenerateRequest, caller: Caller) -> tuple[Prompt, Model]:
         """Every check that needs no node, the cheap ones first; then decides what is left open."""
         model = self.model(request.model)
         check_request_id(request.request_id)
@@ -150,13 +177,13 @@ class RouterCore:
         check_cache_mode(request.cache)
         check_unserved(request)
         check_sampling(request.sampling, model.vocab_size)
-        prompt = await self._reader.read(request, model)
+        prompt = await self._reader.read(request, model, caller.salt)
         self.metrics.prompt_read(prompt)
         if (largest := self._registry.largest_pool) is None:
             raise unavailable("no cache node is up")
         most = fit_max_tokens(request.sampling, prompt.count, model, largest)
-        if default_max_tokens is not None and not request.sampling.HasField("max_tokens"):
-            most = min(most, default_max_tokens)
+        if caller.default_max_tokens is not None and not request.sampling.HasField("max_tokens"):
+            most = min(most, caller.default_max_tokens)
         self._resolve(request, most)
         return prompt, model
 

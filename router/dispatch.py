@@ -93,7 +93,7 @@ class Dispatcher:
 
     async def _start(self, job: Job, placed: Placed) -> Answer:
         """Waits for the node's first frame; on any other end releases reservation and call."""
-        report = self._report(job, placed)
+        report = self.report(job, placed)
         running = RunningCall(self._call(job, placed), placed, self._ledger)
         try:
             first = await running.first_frame()
@@ -103,7 +103,8 @@ class Dispatcher:
             running.close()
             raise
 
-    def _report(self, job: Job, placed: Placed) -> pb.RouteReport:
+    def report(self, job: Job, placed: Placed) -> pb.RouteReport:
+        """What the client is told of the choice."""
         report = self._placement.report(job.request, job.prompt, placed.choice)
         report.attempt = placed.reservation.attempt
         elapsed = int((time.monotonic() - job.arrived) * 1e6)
@@ -115,10 +116,11 @@ class Dispatcher:
     def _call(self, job: Job, placed: Placed) -> FrameCall:
         remaining = job.deadline - time.monotonic()
         return placed.node.generate(
-            self._request(job, placed), to_node(job.metadata), timeout=max(remaining, 0.0)
+            self.node_request(job, placed), to_node(job.metadata), timeout=max(remaining, 0.0)
         )
 
-    def _request(self, job: Job, placed: Placed) -> cache_node_pb2.NodeGenerateRequest:
+    def node_request(self, job: Job, placed: Placed) -> cache_node_pb2.NodeGenerateRequest:
+        """As the node gets it."""
         request = job.request
         return cache_node_pb2.NodeGenerateRequest(
             request_id=request.request_id,
@@ -130,4 +132,5 @@ class Dispatcher:
             sampling=request.sampling,
             priority=request.priority,
             cache=request.cache,
+            salt=job.prompt.salt,
         )

@@ -2,6 +2,8 @@
 the same (D8).
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvmesh.errors import unavailable
@@ -13,6 +15,8 @@ from prefix_index.keys import root_key
 _SHARED = ("model", "model_fingerprint", "max_model_len", "vocab_size", "dtype")
 _SHARED_SCHEME = ("version", "block_size", "kv_cache_dtype", "layout", "scale_fingerprint")
 
+SALTS = 4096  # roots that are remembered; others are hashed again
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -23,7 +27,7 @@ class Model:
     vocab_size: int
     block_size: int
     tokenizer: Tokenizer
-    root: bytes
+    root_of: Callable[[bytes], bytes]  # the root of the block keys, by the tenant's salt
     created: int  # seconds since 1970, for lists of models
 
 
@@ -52,14 +56,17 @@ class Fleet:
         """
         if self._model is not None:
             return
-        root = root_key(info.key_scheme, info.model_fingerprint, adapter="", salt=b"")
+        root_of = functools.lru_cache(SALTS)(
+            lambda salt: root_key(info.key_scheme, info.model_fingerprint, adapter="", salt=salt)
+        )
+        root_of(b"")
         self._model = Model(
             info.model,
             info.max_model_len,
             info.vocab_size,
             info.key_scheme.block_size,
             tokenizer,
-            root,
+            root_of,
             int(now),
         )
         self._defining = info

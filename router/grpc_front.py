@@ -98,8 +98,10 @@ class InferenceFront(_Front):
             context.set_trailing_metadata(tuple(await answer.trailing_metadata()))
 
     @served("route", bounded=False)
-    async def route(self, _raw: bytes, _context: Context) -> bytes:
-        raise unserved("Route", "call Generate instead")
+    async def route(self, raw: bytes, context: Context) -> bytes:
+        request = parse(raw, inference_pb2.RouteRequest, self._max)
+        caller = Caller("route", context.invocation_metadata() or (), context.time_remaining())
+        return _serialized(await self.core.route(request, caller))
 
     @served("tokenize")
     async def tokenize(self, raw: bytes, _context: Context) -> bytes:
@@ -148,9 +150,10 @@ class FleetFront(_Front):
         return _serialized(fleet_pb2.ListNodesResponse(nodes=self._view.nodes()))
 
     @served("explain")
-    async def explain(self, raw: bytes, _context: Context) -> bytes:
+    async def explain(self, raw: bytes, context: Context) -> bytes:
         request = parse(raw, fleet_pb2.ExplainRequest, self._max).request
-        route = await self.core.explain(request)
+        caller = Caller("explain", context.invocation_metadata() or (), context.time_remaining())
+        route = await self.core.explain(request, caller)
         return _serialized(fleet_pb2.ExplainResponse(route=route))
 
 

@@ -78,6 +78,7 @@ class RouterMetrics:
         self._tokenize = histogram("tokenize", "Rendering and tokenising a prompt", _STAGE)
         self._keys = histogram("block_keys", "Hashing a prompt into block keys", _STAGE)
         self._route = histogram("route", "Look-up, choice and reservation", _STAGE)
+        self._leases = counter("leases", "Leases by what became of them", "event")
         self._ttft = histogram("time_to_first_token", "Arrival to the first frame", _TTFT)
 
     @contextmanager
@@ -121,6 +122,10 @@ class RouterMetrics:
     @_harmless
     def first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)
+
+    @_harmless
+    def lease(self, event: str) -> None:
+        self._leases.labels(event).inc()
 
     @_harmless
     def used(self, usage: pb.Usage) -> None:

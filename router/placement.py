@@ -61,6 +61,10 @@ class Placement:
         )
         return Placed(node, choice, candidates, reservation)
 
+    def addresses(self, names: Collection[str]) -> set[str]:
+        """Of the nodes with these names."""
+        return {node.address for node in self._registry.nodes if node.name in names}
+
     def choose(self, prompt: Prompt, model: Model, candidates: list[Candidate]) -> Choice:
         """What the policy says. Raises UNAVAILABLE when there is nothing to choose from."""
         if not candidates:

@@ -39,6 +39,7 @@ class Prompt:
     tokenize_us: int
     key_us: int
     text: str | None = None  # of a prompt that came as such
+    salt: bytes = b""  # of the tenant, part of the keys
 
 
 class PromptReader:
@@ -47,11 +48,14 @@ class PromptReader:
     def __init__(self, threads: int) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
 
-    async def read(self, request: pb.GenerateRequest, model: Model) -> Prompt:
-        """Raises INVALID_ARGUMENT for a prompt that is missing, malformed or too long."""
+    async def read(self, request: pb.GenerateRequest, model: Model, salt: bytes = b"") -> Prompt:
+        """With block keys of the tenant with `salt`.
+
+        Raises INVALID_ARGUMENT for a prompt that is missing, malformed or too long.
+        """
         if request.WhichOneof("prompt") == "token_ids" and len(request.token_ids) <= SHORT:
-            return _read(request, model)
-        return await self._run(lambda: _read(request, model))
+            return _read(request, model, salt)
+        return await self._run(lambda: _read(request, model, salt))
 
     async def tokenize(self, request: inference_pb2.TokenizeRequest, model: Model) -> bytes:
         """Packed token ids, as many as there are. Raises INVALID_ARGUMENT."""
@@ -73,13 +77,13 @@ class PromptReader:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _read(request: pb.GenerateRequest, model: Model) -> Prompt:
+def _read(request: pb.GenerateRequest, model: Model, salt: bytes) -> Prompt:
     start = time.perf_counter_ns()
     token_ids = _token_ids(request, model, add_special_tokens=True)
     count = len(token_ids) // TOKEN_BYTES
     check_prompt_length(count, model.max_model_len)
     tokenized = time.perf_counter_ns()
-    keys = [] if request.cache == pb.CACHE_MODE_OFF else _keys(token_ids, model)
+    keys = [] if request.cache == pb.CACHE_MODE_OFF else _keys(token_ids, model, salt)
     keyed = time.perf_counter_ns()
     return Prompt(
         token_ids,
@@ -88,11 +92,12 @@ def _read(request: pb.GenerateRequest, model: Model) -> Prompt:
         tokenize_us=(tokenized - start) // 1000,
         key_us=(keyed - tokenized) // 1000,
         text=request.text if request.HasField("text") else None,
+        salt=salt,
     )
 
 
-def _keys(token_ids: bytes, model: Model) -> list[bytes]:
-    return block_keys(model.root, token_ids[:-TOKEN_BYTES], model.block_size)
+def _keys(token_ids: bytes, model: Model, salt: bytes) -> list[bytes]:
+    return block_keys(model.root_of(salt), token_ids[:-TOKEN_BYTES], model.block_size)
 
 
 def _token_ids(request: AnyPrompt, model: Model, add_special_tokens: bool) -> bytes:

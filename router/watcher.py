@@ -13,6 +13,7 @@ from kvmesh.v1 import cache_node_pb2 as pb
 from kvmesh.v1 import cache_node_pb2_grpc as rpc
 from router.fleet import Fleet
 from router.index import Index
+from router.leases import Leases
 from router.ledger import Ledger
 from router.node import Health, Node
 from router.registry import Registry
@@ -52,6 +53,7 @@ class Watcher:
         fleet: Fleet,
         index: Index,
         ledger: Ledger,
+        leases: Leases,
         silence: SilenceDetector,
         router_id: str,
         clock: Callable[[], float] = time.time,
@@ -61,6 +63,7 @@ class Watcher:
         self._fleet = fleet
         self._index = index
         self._ledger = ledger
+        self._leases = leases
         self._silence = silence
         self._router_id = router_id
         self._clock = clock
@@ -120,6 +123,7 @@ class Watcher:
                 pass
         finally:
             self._index.closed(info.name)
+            self._leases.lost(info.name)
 
     async def _follow_stream(self, info: pb.NodeInfo) -> bool:
         """One state stream. True: open another, for a snapshot or for events from elsewhere."""
@@ -155,6 +159,7 @@ class Watcher:
             raise NodeLost(Health.NODE_HEALTH_DOWN, f"restarted as epoch {state.epoch}")
         self._node.load = state.load
         self._ledger.report(info.name, state.load.last_dispatch_sequence)
+        self._leases.apply(info.name, state)
         health = Health.NODE_HEALTH_DRAINING if state.draining else Health.NODE_HEALTH_UP
         self._registry.set_health(self._node, health)
         if not state.HasField("events"):

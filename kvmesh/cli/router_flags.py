@@ -1,7 +1,14 @@
 """What `--help` says about the flags of the router. Names and defaults are in RouterConfig."""
 
 from kvmesh.cli.flags import Flag
-from kvmesh.cli.node_flags import INDEX_FLAGS, LOG_FLAGS, NETWORK, SECURITY, TLS_FLAGS
+from kvmesh.cli.node_flags import (
+    FLEET_KEY_FLAGS,
+    INDEX_FLAGS,
+    LOG_FLAGS,
+    NETWORK,
+    SECURITY,
+    TLS_FLAGS,
+)
 from router.config import POLICIES
 
 ROUTING, LIMITS = "Routing", "Limits"
@@ -48,6 +55,11 @@ ADMIN_FLAGS = {
     ),
 }
 
+LEASE_FLAGS = {
+    **FLEET_KEY_FLAGS,
+    "lease_time": Flag("Seconds in which a client can claim a lease.", LIMITS),
+}
+
 ROUTER_FLAGS = {
     "nodes": Flag(
         "host:port of a cache node. Once for each node.", ROUTING, name="node", env="KVMESH_NODES"
@@ -62,6 +74,7 @@ ROUTER_FLAGS = {
     **TLS_FLAGS,
     **NODE_TLS_FLAGS,
     **ADMIN_FLAGS,
+    **LEASE_FLAGS,
     "max_request_bytes": Flag("A larger request is refused unread.", LIMITS, least=1),
     **HTTP_FLAGS,
     "max_in_flight": Flag("Most requests at once; more are told to come back.", LIMITS, least=1),

@@ -14,7 +14,7 @@ from kvmesh.cli.node_flags import (
     TLS_FLAGS,
 )
 from kvmesh.cli.ports import free_ports
-from kvmesh.cli.router_flags import ADMIN_FLAGS, HTTP_FLAGS, POLICY_FLAGS
+from kvmesh.cli.router_flags import ADMIN_FLAGS, HTTP_FLAGS, LEASE_FLAGS, POLICY_FLAGS
 from prefix_index.redis_url import check_redis_shards, check_redis_url
 from router.config import RouterConfig
 
@@ -47,6 +47,8 @@ class ServeConfig:
     tls_ca: Path | None = ROUTER.tls_ca
     admin_key_file: Path | None = ROUTER.admin_key_file
     admin_names: tuple[str, ...] = ROUTER.admin_names
+    fleet_key_file: Path | None = ROUTER.fleet_key_file
+    lease_time: float = ROUTER.lease_time
     model: str = NODE.model
     device: str = NODE.device
     dtype: str = NODE.dtype
@@ -101,6 +103,8 @@ class ServeConfig:
             tls_ca=self.tls_ca,
             admin_key_file=self.admin_key_file,
             admin_names=self.admin_names,
+            fleet_key_file=self.fleet_key_file,
+            lease_time=self.lease_time,
             policy=self.policy,
             max_header_bytes=self.max_header_bytes,
             header_timeout=self.header_timeout,
@@ -151,6 +155,7 @@ SERVE_FLAGS = {
     **INDEX_FLAGS,
     **TLS_FLAGS,
     **ADMIN_FLAGS,
+    **LEASE_FLAGS,
     **MODEL_FLAGS,
     **ENGINE_FLAGS,
     **LOG_FLAGS,

@@ -16,7 +16,10 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from cache_node.lease_gate import LeaseGate
+from cache_node.lease_news import LeaseNews
 from kvmesh.errors import RequestError, abort, exhausted
+from kvmesh.lease import METADATA, LeaseKey
 from kvmesh.packing import pack_tokens, unpack_tokens
 from kvmesh.tls import ServerTls, listen
 from kvmesh.v1 import cache_node_pb2 as pb
@@ -67,10 +70,12 @@ class StubNode(rpc.CacheNodeServicer):
     num_blocks: int = 512
     changes: dict = field(default_factory=dict)
     script: Script = field(default_factory=Script)
+    lease_key: LeaseKey | None = None
 
     def __post_init__(self) -> None:
         self.info = node_info(self.name, next(EPOCHS), self.num_blocks, **self.changes)
         self.log = EventLog(self.info.epoch)
+        self.gate, self.leases = LeaseGate(self.lease_key, self.name), LeaseNews()
         self.running: dict[tuple[str, int], Running] = {}
         self.requests: list[pb.NodeGenerateRequest] = []
         self.metadata: list[dict] = []
@@ -118,16 +123,20 @@ class StubNode(rpc.CacheNodeServicer):
         self.changed.add(changed)
         self.with_events = request.include_events  # of the last watcher
         events = self.log.subscribe(changed) if request.include_events else None
+        leases = self.leases.subscribe(request.router_id, changed)
         try:
             while True:
                 changed.clear()
                 if not self.silent:
-                    await context.write(self._state(request.router_id, events))
+                    state = self._state(request.router_id, events)
+                    leases.fill(state)
+                    await context.write(state)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), HEARTBEAT)
                 await asyncio.sleep(0.01)
         finally:
             self.changed.discard(changed)
+            self.leases.unsubscribe(request.router_id, leases)
             if events is not None:
                 events.close()
 
@@ -158,6 +167,20 @@ class StubNode(rpc.CacheNodeServicer):
         self.notify()
 
     async def Generate(self, request, context):  # noqa: N802
+        lease = dict(context.invocation_metadata()).get(METADATA)
+        if lease is None:
+            await self._generate(request, context)
+            return
+        try:
+            self.gate.claim(lease, request)
+        except RequestError as error:
+            await abort(context, error)
+        with self.leases.running(request) as usage:
+            await self._generate(request, context)
+            size = len(request.token_ids) // 4
+            usage.prompt_tokens, usage.completion_tokens = size, request.sampling.max_tokens
+
+    async def _generate(self, request, context):
         key = (request.request_id, request.attempt)
         metadata = dict(context.invocation_metadata())
         script = self.script.with_changes(metadata.get("x-stub", ""))

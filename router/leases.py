@@ -1,0 +1,122 @@
+"""The leases of this router: places on nodes that clients claim by themselves.
+
+    grant ──▶ unclaimed ──node: claimed──▶ claimed ──node: ended──▶ released
+                 ├── expiry ─────────────────────────────────────────▶│
+                 └── node lost, or routed again ◀── claimed ─────────▶│
+
+A lease holds what a running request would: its reservation, and its place among the requests in
+flight. All of it is released once, whichever way the lease ends. An unclaimed lease counts like a
+dispatch that the node has not reported; once the node reports a later one, it counts no more until
+its claim.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from kvmesh.lease import LeaseKey
+from kvmesh.v1 import cache_node_pb2 as node_pb
+from router.metrics import RouterMetrics
+
+SLACK = 1.0
+"""Seconds beyond its expiry in which a claim may still be told by the node."""
+
+_Key = tuple[str, str, int]  # node, request id, attempt
+_Request = tuple[bytes, str]  # the tenant's salt, request id
+
+
+@dataclass(slots=True)
+class _Granted:
+    request: _Request
+    holds: ExitStack
+    expiry: asyncio.TimerHandle
+    claimed: bool = False
+
+
+class Leases:
+    """Lives on the event loop. `seconds` is how long a lease can be claimed."""
+
+    def __init__(self, key: LeaseKey | None, seconds: float, metrics: RouterMetrics) -> None:
+        self._key = key
+        self.seconds = seconds
+        self._metrics = metrics
+        self._granted: dict[_Key, _Granted] = {}
+        self._newest: dict[_Request, _Key] = {}
+
+    @property
+    def enabled(self) -> bool:
+        """Whether this router has the fleet's key."""
+        return self._key is not None
+
+    @property
+    def open(self) -> int:
+        return len(self._granted)
+
+    def grant(
+        self, request: node_pb.NodeGenerateRequest, node: str, salt: bytes, holds: ExitStack
+    ) -> bytes:
+        """A signed lease for `request` on the node called `node`. Takes over `holds`, which is
+        closed when the lease ends.
+        """
+        assert self._key is not None
+        lease = self._key.sign(request, node, salt, time.time() + self.seconds)
+        key = (node, request.request_id, request.attempt)
+        timer = asyncio.get_running_loop().call_later(self.seconds + SLACK, self._expire, key)
+        self._granted[key] = _Granted((salt, request.request_id), holds, timer)
+        self._newest[salt, request.request_id] = key
+        self._metrics.lease("granted")
+        return lease
+
+    def give_up(self, salt: bytes, request_id: str) -> int:
+        """Ends the last lease of a request that is routed again. Returns its attempt, 0 without."""
+        key = self._newest.get((salt, request_id))
+        if key is None:
+            return 0
+        self._end(key, "rerouted")
+        return key[2]
+
+    def apply(self, node: str, state: node_pb.NodeState) -> None:
+        """What a state of the node called `node` tells of leases; idempotent."""
+        for report in state.leases:
+            key = (node, report.request_id, report.attempt)
+            if report.ended:
+                self._metrics.used(report.usage)
+                self._end(key, "ended")
+            else:
+                self._claim(key)
+        if state.all_leases:
+            running = {(node, each.request_id, each.attempt) for each in state.leases}
+            self._end_all(key for key in self._claimed_on(node) if key not in running)
+
+    def lost(self, node: str) -> None:
+        """The node is out of sight: what was claimed there counts for nothing."""
+        self._end_all(self._claimed_on(node))
+
+    def _claimed_on(self, node: str) -> list[_Key]:
+        return [key for key, each in self._granted.items() if key[0] == node and each.claimed]
+
+    def _end_all(self, keys: Iterable[_Key]) -> None:
+        for key in list(keys):
+            self._end(key, "lost")
+
+    def _claim(self, key: _Key) -> None:
+        granted = self._granted.get(key)
+        if granted is not None and not granted.claimed:
+            granted.claimed = True
+            granted.expiry.cancel()
+            self._metrics.lease("claimed")
+
+    def _expire(self, key: _Key) -> None:
+        self._end(key, "expired")
+
+    def _end(self, key: _Key, how: str) -> None:
+        granted = self._granted.pop(key, None)
+        if granted is None:
+            return
+        granted.expiry.cancel()
+        if self._newest.get(granted.request) == key:
+            del self._newest[granted.request]
+        granted.holds.close()
+        self._metrics.lease(how)

@@ -1,0 +1,63 @@
+"""From a request that has passed every check to a lease for it."""
+
+from contextlib import ExitStack
+
+from google.protobuf import duration_pb2
+
+from kvmesh.errors import invalid, unimplemented
+from kvmesh.v1 import inference_pb2 as pb
+from router.dispatch import Dispatcher, Job
+from router.leases import Leases
+from router.ledger import Ledger
+from router.placement import Placed, Placement
+
+MAX_AVOIDED = 64
+"""Names of nodes that one request may want to keep away from."""
+
+
+class Leasing:
+    """Answers Route. Every lease that it gives out is in `leases` until it ends."""
+
+    def __init__(
+        self, placement: Placement, dispatcher: Dispatcher, ledger: Ledger, leases: Leases
+    ) -> None:
+        self._placement = placement
+        self._dispatcher = dispatcher
+        self._ledger = ledger
+        self._leases = leases
+
+    def check(self, request: pb.RouteRequest) -> None:
+        """Raises UNIMPLEMENTED without a fleet key, INVALID_ARGUMENT by field."""
+        if not self._leases.enabled:
+            raise unimplemented("lease", "this router has no fleet key (--fleet-key-file)")
+        if len(request.avoid) > MAX_AVOIDED:
+            raise invalid("avoid", f"must name at most {MAX_AVOIDED}, has {len(request.avoid)}")
+
+    def lease(self, job: Job, request: pb.RouteRequest, holds: ExitStack) -> pb.RouteResponse:
+        """Places `job` and signs a lease for it, which takes over `holds`. The lease before it, of
+        the same request, ends.
+
+        Raises UNAVAILABLE when no node is up, those to avoid apart.
+        """
+        attempt = self._leases.give_up(job.prompt.salt, job.request.request_id) + 1
+        placed = self._place(job, attempt, request)
+        holds.callback(self._ledger.release, placed.reservation)
+        dispatch = self._dispatcher.node_request(job, placed)
+        dispatch.resume.extend(request.resume)
+        dispatch.ClearField("salt")  # travels in the lease
+        name, salt = placed.node.name, job.prompt.salt
+        lease = self._leases.grant(dispatch, name, salt, holds.pop_all())
+        expires = duration_pb2.Duration()
+        expires.FromMilliseconds(int(self._leases.seconds * 1000))
+        return pb.RouteResponse(
+            address=placed.node.address,
+            lease=lease,
+            expires_in=expires,
+            route=self._dispatcher.report(job, placed),
+            dispatch=dispatch,
+        )
+
+    def _place(self, job: Job, attempt: int, request: pb.RouteRequest) -> Placed:
+        tried = self._placement.addresses(request.avoid)
+        name = job.request.request_id
+        return self._placement.place(name, job.prompt, job.model, attempt, tried)
