@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from cache_node.model.llama import LlamaModel, StepInputs
 from cache_node.step_plan import Row
-from kernels.attention_plan import AttentionRow
 from kernels.kv_pool import KvPool
 from kernels.triton.step import TritonStep, decode_splits
 from kernels.triton.step_arrays import StepArrays, StepTensors, to_device
@@ -30,15 +29,17 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 class DecodeBatch:
     """The inputs of one graph, where it reads them: they are filled anew for each step."""
 
-    integers: torch.Tensor  # [4, rows] int64: tokens, positions, blocks, slots
+    integers: torch.Tensor  # [5, rows] int64: tokens, positions, blocks, slots, tails
     tables: torch.Tensor
     lengths: torch.Tensor
 
     @classmethod
     def empty(cls, rows: int, blocks: int, device: torch.device) -> "DecodeBatch":
         """Of padding alone, with tables for so many blocks."""
+        integers = torch.zeros((5, rows), dtype=torch.int64, device=device)
+        integers[4] = -1
         return cls(
-            integers=torch.zeros((4, rows), dtype=torch.int64, device=device),
+            integers=integers,
             tables=torch.zeros((rows, blocks), dtype=torch.int32, device=device),
             lengths=torch.zeros(rows, dtype=torch.int32, device=device),
         )
@@ -50,7 +51,7 @@ class DecodeBatch:
         size, device = len(self.lengths), self.lengths.device
         arrays = arrays.padded(size)
         tokens = np.pad(tokens, (0, size - len(tokens)))
-        integers = np.concatenate((tokens[None], arrays.positions[None], arrays.slots))
+        integers = np.stack((tokens, arrays.positions, *arrays.slots, arrays.tails))
         self.integers.copy_(to_device(integers, device))
         self.lengths.copy_(to_device(arrays.lengths, device))
         self.tables[:, : arrays.tables.shape[1]].copy_(to_device(arrays.tables, device))
@@ -97,12 +98,10 @@ class DecodeGraphs:
         place = bisect_left(self._sizes, len(rows))
         return self._sizes[place] if place < len(self._sizes) else None
 
-    def run(self, rows: Sequence[Row], size: int) -> torch.Tensor:
+    def run(self, tokens: NDArray[np.int64], arrays: StepArrays, size: int) -> torch.Tensor:
         """The hidden states of a decode step, [size, hidden_size]."""
         captured = self._captured[size]
-        tokens = np.array([row.token_ids[0] for row in rows], dtype=np.int64)
-        attention_rows = [AttentionRow(row.start, row.end, row.block_table) for row in rows]
-        captured.batch.fill(tokens, StepArrays.of(attention_rows, self._pool.layout.block_size))
+        captured.batch.fill(tokens, arrays)
         return captured.replay()
 
     @property
@@ -113,8 +112,15 @@ class DecodeGraphs:
         """What is captured."""
         model, config, size = self._model, self._model.config, len(batch.lengths)
         splits = decode_splits(self._pool, config.num_heads, size, self._max_tokens, config.windows)
-        tokens, positions, *_ = batch.integers
-        tensors = StepTensors(batch.integers[2:], batch.tables, batch.lengths, None, splits)
+        tokens, positions, *_, tails = batch.integers
+        tensors = StepTensors(
+            slots=batch.integers[2:4],
+            tables=batch.tables,
+            lengths=batch.lengths,
+            starts=None,
+            num_splits=splits,
+            tails=None if self._pool.int4 is None else tails,
+        )
         inputs = StepInputs(
             token_ids=tokens,
             positions=positions,

@@ -1,7 +1,7 @@
 """What the executors of all devices have in common: step plans through a model, over a pool."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -10,14 +10,16 @@ import torch
 from cache_node.model.llama import LlamaModel
 from cache_node.model.model_config import ModelConfig
 from cache_node.row_results import row_results, wanted_tokens
-from cache_node.step_plan import Row, RowResult, StepPlan
+from cache_node.step_plan import BlockCopy, Row, RowResult, StepPlan
 from cache_node.swap_space import SwapSpace
+from kernels.attention_plan import AttentionRow
 from kernels.kv_pool import KvPool
+from kernels.open_blocks import OpenBlocks
 
 
 class ModelExecutor(ABC):
-    """Owns the KV pool, the CPU pool below it and the model, on one device. One call at a time, as
-    `Executor` says.
+    """Owns the KV pool with the tails of its open blocks, the CPU pool below it and the model, on
+    one device. One call at a time, as `Executor` says.
     """
 
     greedy_on_device = False
@@ -31,6 +33,7 @@ class ModelExecutor(ABC):
         self.swap = swap
         self.copy_bytes_per_second = 0.0  # between the pools; 0 until it is measured
         self._model = model
+        self._open = None if pool.int4 is None else OpenBlocks(pool.int4)
 
     @property
     def model_config(self) -> ModelConfig:
@@ -87,9 +90,29 @@ class ModelExecutor(ABC):
         """Around everything that a step does. What was computed is there when it ends."""
         return nullcontext()
 
-    @abstractmethod
     def _move_blocks(self, plan: StepPlan) -> None:
         """Runs the plan's offloads, then its copies."""
+        if self._open is not None:
+            self._open.close(copy.source for copy in plan.offloads)
+        self.swap.offload(plan.offloads)
+        if plan.copies:
+            self._copy_blocks(plan.copies)
+        if self._open is not None:
+            self._open.copy((copy.source, copy.destination) for copy in plan.copies)
+
+    def _forget(self, blocks: Iterable[int]) -> None:
+        """A load is about to replace what is in these."""
+        if self._open is not None:
+            self._open.forget(blocks)
+
+    def _attention_rows(self, rows: Sequence[Row]) -> list[AttentionRow]:
+        """Of an int4 pool in parts of one block each, with their tails."""
+        whole = [AttentionRow(row.start, row.end, row.block_table) for row in rows]
+        return whole if self._open is None else self._open.begin_step(whole)
+
+    @abstractmethod
+    def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Inside the KV pool."""
 
     @abstractmethod
     def _hidden(self, rows: Sequence[Row], wanted: Sequence[int]) -> torch.Tensor:

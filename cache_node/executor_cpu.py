@@ -1,6 +1,6 @@
 """Runs step plans on the CPU, on the C++ kernels or in plain torch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -8,47 +8,27 @@ from cache_node.config import NodeConfig
 from cache_node.executor import ModelExecutor
 from cache_node.kv_scales import KvScales
 from cache_node.model.llama import LlamaModel, StepInputs
+from cache_node.open_tails import make_tails
 from cache_node.sampling import SampleSpec, SamplingParams
-from cache_node.step_plan import Row, StepPlan
+from cache_node.step_plan import BlockCopy, Row, StepPlan
 from cache_node.swap_space import SwapSpace
-from kernels.attention_plan import AttentionRow
 from kernels.block_copy import copy_blocks, copy_speed
-from kernels.kv_int4 import tail_slots
 from kernels.kv_layout import KvLayout
 from kernels.kv_pool import KvPool
-from kernels.open_blocks import OpenBlocks, tails_for
 from kernels.step import plan_step
-
-SPARE_TAILS = 16
-"""For blocks of requests that are not running; those of running ones always have a tail."""
 
 
 class CpuExecutor(ModelExecutor):
-    """Keeps the tails of an int4 pool beside what every executor owns."""
-
     def __init__(self, model: LlamaModel, pool: KvPool, num_cpu_blocks: int = 1) -> None:
         """`pool` and `num_cpu_blocks` count the null block of each pool."""
         space = torch.zeros((num_cpu_blocks, *pool.raw.shape[1:]), dtype=pool.raw.dtype)
         super().__init__(model, pool, SwapSpace(pool.raw, space, self._forget))
-        self._open = None if pool.int4 is None else OpenBlocks(pool.int4)
 
-    def _move_blocks(self, plan: StepPlan) -> None:
-        copies = [(copy.source, copy.destination) for copy in plan.copies]
-        if self._open is not None:
-            self._open.close(copy.source for copy in plan.offloads)
-        self.swap.offload(plan.offloads)
-        copy_blocks(self.pool.raw, copies)
-        if self._open is not None:
-            self._open.copy(copies)
-
-    def _forget(self, blocks: Iterable[int]) -> None:
-        if self._open is not None:
-            self._open.forget(blocks)
+    def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        copy_blocks(self.pool.raw, [(copy.source, copy.destination) for copy in copies])
 
     def _hidden(self, rows: Sequence[Row], wanted: Sequence[int]) -> torch.Tensor:
-        attention_rows = [AttentionRow(r.start, r.end, r.block_table) for r in rows]
-        if self._open is not None:
-            attention_rows = self._open.begin_step(attention_rows)
+        attention_rows = self._attention_rows(rows)
         config = self.model_config
         return self._model.hidden(
             StepInputs(
@@ -70,10 +50,7 @@ def make_cpu_executor(
     """
     blocks = config.num_blocks or layout.num_blocks(config.kv_pool_bytes)
     cpu_blocks = 1 + int(config.swap_space * 2**30) // layout.bytes_per_block
-    tails = None
-    if config.kv_cache_dtype == "int4":
-        needed = tails_for(layout, config.max_num_seqs, config.max_num_batched_tokens)
-        tails = tail_slots(layout, needed + SPARE_TAILS, model.dtype)
+    tails = make_tails(config, layout, model)
     executor = CpuExecutor(model, _make_pool(layout, blocks, scales, tails), cpu_blocks)
     _warm_up(executor)
     executor.copy_bytes_per_second = copy_speed(layout.bytes_per_block)

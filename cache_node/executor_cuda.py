@@ -11,8 +11,7 @@ from cache_node.device_streams import Streams
 from cache_node.executor import ModelExecutor
 from cache_node.model.llama import LlamaModel, StepInputs
 from cache_node.pinned_swap import PinnedSwapSpace
-from cache_node.step_plan import BlockCopy, Row, StepPlan
-from kernels.attention_plan import AttentionRow
+from cache_node.step_plan import BlockCopy, Row
 from kernels.kv_pool import KvPool
 from kernels.triton.block_copy import copy_blocks
 from kernels.triton.step import TritonStep
@@ -46,7 +45,8 @@ class CudaExecutor(ModelExecutor):
         self._stream = self._streams.new()
         # Where weights and pool were made, and everything before them.
         self._stream.wait_stream(self._streams.current())
-        super().__init__(model, pool, PinnedSwapSpace(pool.raw, num_cpu_blocks, self._streams))
+        swap = PinnedSwapSpace(pool.raw, num_cpu_blocks, self._streams, self._forget)
+        super().__init__(model, pool, swap)
         self._graphs = DecodeGraphs(model, pool, graph_sizes, max_tokens)
 
     @torch.inference_mode()
@@ -69,22 +69,17 @@ class CudaExecutor(ModelExecutor):
                 self._streams.wait(self._stream)
                 self.swap.settle()
 
-    def _move_blocks(self, plan: StepPlan) -> None:
-        self.swap.offload(plan.offloads)
-        if plan.copies:
-            copy_blocks(self.pool.raw, to_device(_columns(plan.copies), self.device))
+    def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        copy_blocks(self.pool.raw, to_device(_columns(copies), self.device))
 
     def _hidden(self, rows: Sequence[Row], wanted: Sequence[int]) -> torch.Tensor:
         indices = to_device(np.array(wanted, dtype=np.int64), self.device)
+        tokens = np.array([token for row in rows for token in row.token_ids], dtype=np.int64)
+        arrays = StepArrays.of(self._attention_rows(rows), self.layout.block_size)
         size = self._graphs.size_for(rows)
         if size is not None:
-            return self._graphs.run(rows, size)[indices]
+            return self._graphs.run(tokens, arrays, size)[indices]
         config = self.model_config
-        tokens = np.array([token for row in rows for token in row.token_ids], dtype=np.int64)
-        arrays = StepArrays.of(
-            [AttentionRow(row.start, row.end, row.block_table) for row in rows],
-            self.layout.block_size,
-        )
         return self._model.hidden(
             StepInputs(
                 token_ids=to_device(tokens, self.device),

@@ -11,11 +11,11 @@ from cache_node.executor_cuda import CudaExecutor
 from cache_node.gpu_memory import MemoryProfile
 from cache_node.kv_scales import KvScales
 from cache_node.model.llama import LlamaModel
+from cache_node.open_tails import make_tails
 from cache_node.sampling import SampleSpec, SamplingParams
 from cache_node.step_plan import Row, StepPlan
 from kernels.kv_layout import KvLayout
 from kernels.kv_pool import KvPool
-from kernels.triton.step import refuse
 
 log = structlog.get_logger()
 
@@ -24,9 +24,8 @@ def make_cuda_executor(
     config: NodeConfig, model: LlamaModel, layout: KvLayout, scales: KvScales, free: int
 ) -> CudaExecutor:
     """`free` is what the card had before `model` was loaded. Raises ValueError where there is not
-    as much memory as `config` asks for, or no kernel for its KV dtype.
+    as much memory as `config` asks for.
     """
-    refuse(layout.dtype, scales.centres)
     largest = largest_step(config, model.config.max_positions)
     blocks = config.num_blocks
     if blocks is None and config.sized_in_bytes:
@@ -66,12 +65,13 @@ def _make(
     num_blocks: int,
     num_cpu_blocks: int,
 ) -> CudaExecutor:
-    heads = None if scales.heads is None else scales.heads.to(model.device)
+    heads, centres = (None if each is None else each.to(model.device) for each in scales)
     size = layout.bytes_per_block * num_blocks
     try:
         raw = torch.zeros(
             (num_blocks, layout.bytes_per_block), dtype=torch.uint8, device=model.device
         )
+        tails = make_tails(config, layout, model)
     except RuntimeError as error:  # more than there is, more than can be addressed
         raise ValueError(
             f"kv_cache_bytes: the card has no {size} bytes for {num_blocks} blocks; give the pool "
@@ -80,7 +80,7 @@ def _make(
     longest = config.max_model_len or model.config.max_positions
     return CudaExecutor(
         model,
-        KvPool(layout, raw, heads),
+        KvPool(layout, raw, heads, tails, centres),
         num_cpu_blocks,
         graph_sizes(config.max_num_seqs),
         longest,

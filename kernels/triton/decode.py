@@ -12,8 +12,10 @@ import triton.language as tl
 
 from kernels.attention import AttentionParams
 from kernels.kv_pool import KvPool
-from kernels.triton.attend import attend_tile, mean, score_factors
-from kernels.triton.paged import paged_layer
+from kernels.triton.attend import attend, mean, score_factors, with_centre
+from kernels.triton.launch import checked
+from kernels.triton.paged import PagedLayer, element_of, paged_layer
+from kernels.triton.stored import load_centre
 
 ROWS = 16  # query heads of a program
 MOST_SPLITS = 32
@@ -35,12 +37,13 @@ def splits_for(
     return 1 << max(0, useful.bit_length() - 1)
 
 
-def tile_keys(head_dim: int, dtype: torch.dtype) -> int:
+def tile_keys(head_dim: int, dtype: torch.dtype, kv_dtype: str) -> int:
     """Keys of a tile, so that the tiles in flight leave room in shared memory for several programs:
-    each takes under 52 KB of 160 KB on sm_80.
+    each takes under 52 KB of 160 KB on sm_80. With int4 half as many, since the threads hold scales
+    and zeros as well: still 16 bytes for each to load.
     """
     vector: int = triton.next_power_of_2(head_dim) * dtype.itemsize
-    return max(16, min(64, 16384 // vector))
+    return max(16, min(64, (8192 if kv_dtype == "int4" else 16384) // vector))
 
 
 def decode_attention(
@@ -52,6 +55,7 @@ def decode_attention(
     params: AttentionParams,
     num_splits: int = 1,
     out: torch.Tensor | None = None,
+    tails: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of the last token of each row over all keys and values of its sequence.
 
@@ -61,6 +65,8 @@ def decode_attention(
     lengths  [rows] int32: tokens of each sequence, its last included, whose keys and values are in
              the pool; a row of 0 is padding, and its result zeros
     out      takes the result if it is given: as `query`, contiguous
+    tails    [rows] int64, of an int4 pool: where the keys of each row's last block are; see
+             `AttentionRow`
 
     Slots that hold no token that a row sees may hold anything. Nothing waits for the device, and
     the launch depends on shapes and `num_splits` (see `splits_for`) alone: it can be captured in a
@@ -68,14 +74,9 @@ def decode_attention(
     """
     layout = pool.layout
     rows, heads, head_dim = query.shape
-    assert head_dim == layout.head_dim, (head_dim, layout.head_dim)
-    assert heads % layout.num_kv_heads == 0, (heads, layout.num_kv_heads)
-    assert query[:1].is_contiguous(), "the heads of a token are one run"
-    assert tables.shape[0] == lengths.shape[0] == rows
-    assert tables.stride(1) == 1, "a table is one run"
+    out = checked(query, pool, tables, lengths, out, tails)
+    assert len(lengths) == rows
     assert num_splits.bit_count() == 1, "splits are a power of two"
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
-    assert out.is_contiguous()
     if rows == 0:
         return out
     means = logs = None
@@ -86,7 +87,6 @@ def decode_attention(
     paged = paged_layer(pool, layer)
     factor, cap = score_factors(params)
     group = heads // layout.num_kv_heads
-    padded_dim = triton.next_power_of_2(head_dim)
     head_blocks = triton.cdiv(group, ROWS)
     decode_kernel[(rows, layout.num_kv_heads * head_blocks, num_splits)](
         query,
@@ -94,24 +94,17 @@ def decode_attention(
         logs,
         tables,
         lengths,
-        paged.elements,
-        paged.scales,
+        tails,
+        paged,
         query.stride(0),
         tables.stride(0),
-        paged.block_stride,
-        paged.scale_stride,
         factor,
         cap,
-        kv_heads=layout.num_kv_heads,
         group=group,
         head_blocks=head_blocks,
-        block_size=layout.block_size,
-        head_dim=head_dim,
-        padded_dim=padded_dim,
         rows=ROWS,
-        tile=tile_keys(head_dim, query.dtype),
+        tile=tile_keys(head_dim, query.dtype, layout.dtype),
         splits=num_splits,
-        kind=paged.kind,
         window=params.window,
         capped=params.softcap is not None,
         num_warps=4,
@@ -120,8 +113,8 @@ def decode_attention(
     )
     if means is not None:
         join_kernel[(rows * heads,)](
-            means, logs, out, head_dim=head_dim, padded_dim=padded_dim, splits=num_splits,
-            num_warps=4, enable_fp_fusion=True,
+            means, logs, out, paged, group=group, splits=num_splits, num_warps=4,
+            enable_fp_fusion=True,
         )  # fmt: skip
     return out
 
@@ -133,24 +126,17 @@ def decode_kernel(
     logs: tl.tensor,
     tables: tl.tensor,
     lengths: tl.tensor,
-    elements: tl.tensor,
-    scales: tl.tensor,
+    tails: tl.tensor | None,
+    paged: PagedLayer,
     query_stride: tl.tensor,
     table_stride: tl.tensor,
-    block_stride: tl.tensor,
-    scale_stride: tl.tensor,
     factor: tl.tensor,
     cap: tl.tensor,
-    kv_heads: tl.constexpr,
     group: tl.constexpr,
     head_blocks: tl.constexpr,
-    block_size: tl.constexpr,
-    head_dim: tl.constexpr,
-    padded_dim: tl.constexpr,
     rows: tl.constexpr,
     tile: tl.constexpr,
     splits: tl.constexpr,
-    kind: tl.constexpr,
     window: tl.constexpr,
     capped: tl.constexpr,
 ) -> None:
@@ -165,9 +151,9 @@ def decode_kernel(
     split = tl.program_id(2)
     in_group = tl.program_id(1) % head_blocks * rows + tl.arange(0, rows)
     head = kv_head * group + in_group
-    dim = tl.arange(0, padded_dim)
-    inside = (in_group < group)[:, None] & (dim < head_dim)[None, :]
-    places = head[:, None] * head_dim + dim[None, :]
+    element, real = element_of(paged, tl.arange(0, paged.padded_dim))
+    inside = (in_group < group)[:, None] & real[None, :]
+    places = head[:, None] * paged.head_dim + element[None, :]
     queries = tl.load(query + sequence * query_stride + places, mask=inside, other=0.0)
 
     length = tl.load(lengths + sequence)
@@ -180,20 +166,18 @@ def decode_kernel(
     stop = tl.minimum(start + share * tile, length)
 
     seen_by = tl.zeros([rows], tl.int32) + (length - 1)
-    best = tl.full([rows], float("-inf"), tl.float32)
-    total = tl.zeros([rows], tl.float32)
-    sums = tl.zeros([rows, padded_dim], tl.float32)
-    table = tables + sequence * table_stride
-    for at in range(start, stop, tile):
-        best, total, sums = attend_tile(
-            queries, seen_by, best, total, sums, at, first, length, table, kv_head, elements,
-            scales, block_stride, scale_stride, factor, cap, kv_heads, block_size, head_dim,
-            padded_dim, tile, kind, window, capped,
-        )  # fmt: skip
+    if tails is not None:
+        tails += sequence
+    best, total, sums = attend(
+        queries, seen_by, first, start, stop, length - 1, tails, tables + sequence * table_stride,
+        kv_head, paged, factor, cap, tile, window, capped,
+    )  # fmt: skip
 
-    found = mean(total, sums, scales, kv_head, kv_heads, kind)
-    part = (sequence * kv_heads * group + head) * splits + split
-    to = result + part[:, None] * head_dim + dim[None, :]
+    found = mean(paged, total, sums, kv_head)
+    if splits == 1:
+        found = with_centre(paged, found, total, kv_head)
+    part = (sequence * paged.kv_heads * group + head) * splits + split
+    to = result + part[:, None] * paged.head_dim + element[None, :]
     tl.store(to, found.to(result.dtype.element_ty), mask=inside)
     if splits > 1:
         log = tl.where(total > 0, best + tl.log2(total), float("-inf"))
@@ -205,19 +189,23 @@ def join_kernel(
     means: tl.tensor,
     logs: tl.tensor,
     out: tl.tensor,
-    head_dim: tl.constexpr,
-    padded_dim: tl.constexpr,
+    paged: PagedLayer,
+    group: tl.constexpr,
     splits: tl.constexpr,
 ) -> None:
     """A program joins the splits of one head: their means, weighted with their totals."""
     head = tl.program_id(0).to(tl.int64)
-    split, dim = tl.arange(0, splits), tl.arange(0, padded_dim)
+    split = tl.arange(0, splits)
+    element, inside = element_of(paged, tl.arange(0, paged.padded_dim))
     log = tl.load(logs + head * splits + split)
     greatest = tl.max(log, axis=0)
     weights = tl.exp2(log - tl.where(greatest == float("-inf"), 0.0, greatest))
-    places = (head * splits + split)[:, None] * head_dim + dim[None, :]
-    parts = tl.load(means + places, mask=(dim < head_dim)[None, :], other=0.0)
+    places = (head * splits + split)[:, None] * paged.head_dim + element[None, :]
+    parts = tl.load(means + places, mask=inside[None, :], other=0.0)
     total = tl.sum(weights, axis=0)
     joined = tl.sum(parts * weights[:, None], axis=0) / tl.where(total > 0, total, 1.0)
-    to = out + head * head_dim + dim
-    tl.store(to, joined.to(out.dtype.element_ty), mask=dim < head_dim)
+    if paged.centres is not None:
+        kv_head = head // group % paged.kv_heads
+        joined += tl.where(total > 0, load_centre(paged, kv_head), 0.0)
+    to = out + head * paged.head_dim + element
+    tl.store(to, joined.to(out.dtype.element_ty), mask=inside)

@@ -12,11 +12,12 @@ import triton.language as tl
 
 from kernels.attention import AttentionParams
 from kernels.kv_pool import KvPool
-from kernels.triton.attend import attend_tile, mean, score_factors
-from kernels.triton.paged import paged_layer
+from kernels.triton.attend import attend, mean, score_factors, with_centre
+from kernels.triton.launch import checked
+from kernels.triton.paged import PagedLayer, element_of, paged_layer
 
 
-def block_shape(head_dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
+def block_shape(head_dim: int, dtype: torch.dtype, kv_dtype: str) -> tuple[int, int, int]:
     """Queries (tokens times heads), keys of a tile and warps of a program. No chip spills registers
     with them in what `static` compiles; none has timed them.
     """
@@ -24,7 +25,10 @@ def block_shape(head_dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
         return 32, 32 if head_dim <= 128 else 16, 8
     if head_dim <= 64:
         return 64, 64, 4
-    return 64 if head_dim <= 128 else 32, 32, 4
+    rows = 64 if head_dim <= 128 else 32
+    if kv_dtype == "int4":  # to make numbers of them takes registers
+        return rows, rows, 8
+    return rows, 32, 4
 
 
 def prefill_attention(
@@ -36,6 +40,7 @@ def prefill_attention(
     lengths: torch.Tensor,
     params: AttentionParams,
     out: torch.Tensor | None = None,
+    tails: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of the last tokens of each row over its sequence, causal.
 
@@ -46,6 +51,8 @@ def prefill_attention(
     lengths  [rows] int32: tokens of each sequence, the new ones included, whose keys and values are
              in the pool
     out      takes the result if it is given: as `query`, contiguous
+    tails    [tokens] int64, of an int4 pool, whose rows lie within one block each: where the keys
+             of that block are; see `AttentionRow`
 
     Slots that hold no token that a row sees may hold anything. Of tokens from starts[rows] on,
     which pad a batch, the result is not written. Nothing waits for the device, and the launch
@@ -54,20 +61,14 @@ def prefill_attention(
     layout = pool.layout
     tokens, heads, head_dim = query.shape
     rows = len(lengths)
-    assert head_dim == layout.head_dim, (head_dim, layout.head_dim)
-    assert heads % layout.num_kv_heads == 0, (heads, layout.num_kv_heads)
-    assert query[:1].is_contiguous(), "the heads of a token are one run"
+    out = checked(query, pool, tables, lengths, out, tails)
     assert len(starts) == rows + 1
-    assert tables.shape[0] == rows
-    assert tables.stride(1) == 1, "a table is one run"
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
-    assert out.is_contiguous()
     if tokens == 0 or rows == 0:
         return out
     paged = paged_layer(pool, layer)
     factor, cap = score_factors(params)
     group = heads // layout.num_kv_heads
-    block_rows, tile, warps = block_shape(head_dim, query.dtype)
+    block_rows, tile, warps = block_shape(head_dim, query.dtype, layout.dtype)
     packed = min(group, block_rows)  # heads of a program
     head_blocks = triton.cdiv(group, packed)
     most_blocks = tokens // (block_rows // packed) + rows  # see `find_row`
@@ -77,25 +78,18 @@ def prefill_attention(
         starts,
         tables,
         lengths,
-        paged.elements,
-        paged.scales,
+        tails,
+        paged,
         rows,
         query.stride(0),
         tables.stride(0),
-        paged.block_stride,
-        paged.scale_stride,
         factor,
         cap,
-        kv_heads=layout.num_kv_heads,
         group=group,
         packed=packed,
         head_blocks=head_blocks,
-        block_size=layout.block_size,
-        head_dim=head_dim,
-        padded_dim=triton.next_power_of_2(head_dim),
         block_rows=block_rows,
         tile=tile,
-        kind=paged.kind,
         window=params.window,
         capped=params.softcap is not None,
         num_warps=warps,
@@ -128,25 +122,18 @@ def prefill_kernel(
     starts: tl.tensor,
     tables: tl.tensor,
     lengths: tl.tensor,
-    elements: tl.tensor,
-    scales: tl.tensor,
+    tails: tl.tensor | None,
+    paged: PagedLayer,
     rows: tl.tensor,
     query_stride: tl.tensor,
     table_stride: tl.tensor,
-    block_stride: tl.tensor,
-    scale_stride: tl.tensor,
     factor: tl.tensor,
     cap: tl.tensor,
-    kv_heads: tl.constexpr,
     group: tl.constexpr,
     packed: tl.constexpr,
     head_blocks: tl.constexpr,
-    block_size: tl.constexpr,
-    head_dim: tl.constexpr,
-    padded_dim: tl.constexpr,
     block_rows: tl.constexpr,
     tile: tl.constexpr,
-    kind: tl.constexpr,
     window: tl.constexpr,
     capped: tl.constexpr,
 ) -> None:
@@ -167,9 +154,9 @@ def prefill_kernel(
     in_group = tl.program_id(1) % head_blocks * packed + lane % packed
     token_of = token + lane // packed
     real = (in_group < group) & (lane < size * packed) & (token_of < count)
-    dim = tl.arange(0, padded_dim)
-    inside = real[:, None] & (dim < head_dim)[None, :]
-    places = (kv_head * group + in_group)[:, None] * head_dim + dim[None, :]
+    element, exists = element_of(paged, tl.arange(0, paged.padded_dim))
+    inside = real[:, None] & exists[None, :]
+    places = (kv_head * group + in_group)[:, None] * paged.head_dim + element[None, :]
     index = (begin + token_of).to(tl.int64)[:, None]
     queries = tl.load(query + index * query_stride + places, mask=inside, other=0.0)
 
@@ -177,17 +164,13 @@ def prefill_kernel(
     first = 0
     if window is not None:
         first = tl.maximum(before + token - window + 1, 0)
-    best = tl.full([block_rows], float("-inf"), tl.float32)
-    total = tl.zeros([block_rows], tl.float32)
-    sums = tl.zeros([block_rows, padded_dim], tl.float32)
-    table = tables + row.to(tl.int64) * table_stride
-    for at in range(first // tile * tile, end, tile):
-        best, total, sums = attend_tile(
-            queries, before + token_of, best, total, sums, at, first, end, table, kv_head, elements,
-            scales, block_stride, scale_stride, factor, cap, kv_heads, block_size, head_dim,
-            padded_dim, tile, kind, window, capped,
-        )  # fmt: skip
+    if tails is not None:
+        tails += begin
+    _, total, sums = attend(
+        queries, before + token_of, first, first // tile * tile, end, before, tails,
+        tables + row.to(tl.int64) * table_stride, kv_head, paged, factor, cap, tile, window, capped,
+    )  # fmt: skip
 
-    found = mean(total, sums, scales, kv_head, kv_heads, kind)
-    to = out + index * (kv_heads * group * head_dim) + places
+    found = with_centre(paged, mean(paged, total, sums, kv_head), total, kv_head)
+    to = out + index * (paged.kv_heads * group * paged.head_dim) + places
     tl.store(to, found.to(out.dtype.element_ty), mask=inside)

@@ -20,6 +20,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 
 from kernels.attention import AttentionParams
+from kernels.kv_int4 import tail_slots
 from kernels.kv_layout import KvLayout
 from kernels.kv_pool import KvPool
 from kernels.triton.block_copy import copy_blocks, gather_blocks, scatter_blocks
@@ -89,10 +90,18 @@ def compile_case(case: str) -> list[tuple[str, dict[str, dict[str, Any]]]]:
     ]
 
 
-def _pool(kv_dtype: str, head_dim: int) -> KvPool:
+def _pool(stored: str, head_dim: int) -> KvPool:
+    """`stored` as in SHAPES."""
+    kv_dtype, _, centred = stored.partition(" ")
     layout = KvLayout(2, KV_HEADS, head_dim, BLOCK_SIZE, kv_dtype)
     scales = torch.ones((2, 2, KV_HEADS)) if kv_dtype == "fp8" else None
-    return KvPool.zeros(layout, POOL_BYTES // layout.bytes_per_block, scales)
+    tails = tail_slots(layout, 64, torch.bfloat16) if kv_dtype == "int4" else None
+    centres = torch.zeros((2, 2, KV_HEADS, head_dim)) if centred else None
+    return KvPool.zeros(layout, POOL_BYTES // layout.bytes_per_block, scales, tails, centres)
+
+
+def _tails(pool: KvPool, count: int) -> torch.Tensor | None:
+    return None if pool.int4 is None else torch.zeros(count, dtype=torch.int64)
 
 
 def _query(kv_dtype: str, head_dim: int) -> torch.Tensor:
@@ -103,20 +112,23 @@ def _query(kv_dtype: str, head_dim: int) -> torch.Tensor:
 def _decode(kv_dtype: str, head_dim: int, params: AttentionParams, splits: int) -> None:
     tables = torch.zeros((32, 64), dtype=torch.int32)
     lengths = torch.zeros(32, dtype=torch.int32)
-    query = _query(kv_dtype, head_dim)
-    decode_attention(query, _pool(kv_dtype, head_dim), 1, tables, lengths, params, splits)
+    query, pool = _query(kv_dtype, head_dim), _pool(kv_dtype, head_dim)
+    tails = _tails(pool, 32)
+    decode_attention(query, pool, 1, tables, lengths, params, splits, tails=tails)
 
 
 def _prefill(kv_dtype: str, head_dim: int, params: AttentionParams) -> None:
     tables = torch.zeros((4, 64), dtype=torch.int32)
     starts, lengths = torch.zeros(5, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
-    query = _query(kv_dtype, head_dim)
-    prefill_attention(query, _pool(kv_dtype, head_dim), 1, starts, tables, lengths, params)
+    query, pool = _query(kv_dtype, head_dim), _pool(kv_dtype, head_dim)
+    tails = _tails(pool, 32)
+    prefill_attention(query, pool, 1, starts, tables, lengths, params, tails=tails)
 
 
 def _write(kv_dtype: str) -> None:
     kv = torch.zeros((32, 2, KV_HEADS, 128))
-    write_kv(_pool(kv_dtype, 128), 1, torch.zeros((2, 32), dtype=torch.int64), kv)
+    pool, slots = _pool(kv_dtype, 128), torch.zeros((2, 32), dtype=torch.int64)
+    write_kv(pool, 1, slots, kv, _tails(pool, 32))
 
 
 def _move(how: str) -> None:
@@ -131,13 +143,17 @@ def _move(how: str) -> None:
 
 SHAPES = [("bfloat16", 64), ("bfloat16", 128), ("bfloat16", 256), ("float32", 128)]
 SHAPES += [("float32", 256), ("fp8", 128), ("int8", 80), ("int8", 128), ("int8", 256)]
+SHAPES += [("int4", 64), ("int4", 80), ("int4", 128), ("int4", 256)]
+SHAPES += [("fp8 centred", 128), ("int4 centred", 128)]
+WRITES = ("bfloat16", "fp8", "int8", "int4", "fp8 centred", "int4 centred")
 CASES: dict[str, Callable[[], None]] = {
     **{f"decode {d} {n}": partial(_decode, d, n, PLAIN, 1) for d, n in SHAPES},
     "decode bfloat16 128, 8 splits": partial(_decode, "bfloat16", 128, PLAIN, 8),
+    "decode int4 centred 128, 8 splits": partial(_decode, "int4 centred", 128, PLAIN, 8),
     "decode bfloat16 128, window and cap": partial(_decode, "bfloat16", 128, WINDOWED, 1),
     **{f"prefill {d} {n}": partial(_prefill, d, n, PLAIN) for d, n in SHAPES},
     "prefill bfloat16 128, window and cap": partial(_prefill, "bfloat16", 128, WINDOWED),
-    **{f"write {d} 128": partial(_write, d) for d in ("bfloat16", "fp8", "int8")},
+    **{f"write {d} 128": partial(_write, d) for d in WRITES},
     **{f"move, {how}": partial(_move, how) for how in ("copy", "gather", "scatter")},
 }
 

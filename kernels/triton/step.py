@@ -1,5 +1,5 @@
-"""A step on the Triton kernels: a launch a layer for all KV writes, and one for all attention, of
-which a decode step with split keys needs two.
+"""A step on the Triton kernels: a launch a layer for all KV writes, and one for all attention. A
+decode step with split keys needs two for attention, int4 two for writes.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,6 @@ class TritonStep:
     def __init__(
         self, pool: KvPool, num_heads: int, dtype: torch.dtype, tensors: StepTensors
     ) -> None:
-        """Raises ValueError for a pool that has no kernels yet: int4, and one with centres."""
-        refuse(pool.layout.dtype, pool.centres)
         self._pool = pool
         self._num_heads = num_heads
         self._dtype = dtype
@@ -47,7 +45,7 @@ class TritonStep:
         splits, lengths = 1, arrays.lengths
         if arrays.decodes:
             splits = decode_splits(pool, num_heads, len(lengths), int(lengths.max()), windows)
-        tensors = StepTensors.of(arrays, splits, pool.raw.device)
+        tensors = StepTensors.of(arrays, splits, pool)
         return cls(pool, num_heads, dtype, tensors)
 
     def place(
@@ -60,29 +58,15 @@ class TritonStep:
         epsilon: float,
     ) -> torch.Tensor:
         query, kv = rotated_heads(qkv, self._num_heads, self._pool, cos, sin, norm, epsilon)
-        write_kv(self._pool, layer, self._tensors.slots, kv)
+        write_kv(self._pool, layer, self._tensors.slots, kv, self._tensors.tails)
         return query.to(self._dtype)
 
     def attend(self, layer: int, query: torch.Tensor, params: AttentionParams) -> torch.Tensor:
-        given = self._tensors
+        given, pool = self._tensors, self._pool
+        where = (given.tables, given.lengths, params)
         if given.starts is not None:
-            return prefill_attention(
-                query, self._pool, layer, given.starts, given.tables, given.lengths, params
-            )
-        return decode_attention(
-            query, self._pool, layer, given.tables, given.lengths, params, given.num_splits
-        )
-
-
-def refuse(kv_dtype: str, centres: torch.Tensor | None) -> None:
-    """Raises ValueError for a pool that the Triton kernels do not compute yet."""
-    if kv_dtype == "int4":
-        raise ValueError("kv_cache_dtype: int4 has no GPU kernels yet; use auto, fp8 or int8")
-    if centres is not None:
-        raise ValueError(
-            f"kv_cache_dtype: the GPU kernels cannot centre {kv_dtype} yet, and the model has no "
-            "k_scale and v_scale that would do without; use auto"
-        )
+            return prefill_attention(query, pool, layer, given.starts, *where, tails=given.tails)
+        return decode_attention(query, pool, layer, *where, given.num_splits, tails=given.tails)
 
 
 def decode_splits(

@@ -26,13 +26,14 @@ from tests.kernels.triton import (
 from tests.kernels.triton.fixtures import (
     LAYER,
     POISON,
-    drawn_scales,
     empty_pool,
     make_pool,
     make_rows,
+    open_rows,
     padded_tables,
     poison_unseen,
     reference,
+    tails_of,
 )
 
 
@@ -40,10 +41,15 @@ def named(case):
     return "-".join(map(str, case))
 
 
+def on(card, tensor):
+    return None if tensor is None else tensor.to(card)
+
+
 def moved(pool: KvPool, card: torch.device) -> KvPool:
     """The same pool on the card."""
-    scales = None if pool.head_scales is None else pool.head_scales.to(card)
-    there = KvPool(pool.layout, pool.raw.to(card), scales)
+    tails = None if pool.int4 is None else pool.int4.tails
+    given = (on(card, part) for part in (pool.head_scales, tails, pool.centres))
+    there = KvPool(pool.layout, pool.raw.to(card), *given)
     if pool.elements.dtype == torch.float16:
         there.elements = there.elements.view(torch.float16)
     return there
@@ -54,8 +60,10 @@ def test_decode_is_the_reference_and_reads_no_slot_that_is_not_seen(case, card, 
     kv_dtype, dtype, kv_heads, group, head_dim, block_size, splits, window, cap = case
     lengths = check_decode.drawn_lengths(generator, block_size)
     rows = make_rows([(n - 1, n) for n in lengths], block_size, generator)
+    rows = open_rows(rows, block_size, generator)
     blocks = 1 + sum(len(row.block_table) for row in rows)
-    pool = make_pool(blocks, kv_heads, block_size, head_dim, kv_dtype, generator)
+    shape = (blocks, kv_heads, block_size, head_dim)
+    pool = make_pool(*shape, kv_dtype, generator, len(rows), dtype)
     wide = torch.randn((len(rows), kv_heads * group + 2, head_dim), generator=generator).to(dtype)
     query = wide[:, : kv_heads * group]
     params = AttentionParams(head_dim**-0.5, window, cap)
@@ -69,6 +77,7 @@ def test_decode_is_the_reference_and_reads_no_slot_that_is_not_seen(case, card, 
         torch.tensor(lengths, dtype=torch.int32, device=card),
         params,
         splits,
+        tails=on(card, tails_of(rows, pool)),
     )
     tolerance = check_decode.TOLERANCE[dtype]
     torch.testing.assert_close(found.float().cpu(), expected, rtol=tolerance, atol=tolerance)
@@ -80,7 +89,10 @@ def test_a_mixed_batch_is_the_reference_and_reads_no_slot_that_is_not_seen(case,
     spans = check_prefill.drawn_spans(generator)
     rows = make_rows(spans, block_size, generator)
     blocks = 1 + sum(len(row.block_table) for row in rows)
-    pool = make_pool(blocks, kv_heads, block_size, head_dim, kv_dtype, generator)
+    if kv_dtype.startswith("int4"):
+        rows = open_rows(rows, block_size, generator)
+    shape = (blocks, kv_heads, block_size, head_dim)
+    pool = make_pool(*shape, kv_dtype, generator, len(rows), dtype)
     arrays = StepArrays.of(rows, block_size)
     wide = torch.randn((len(arrays.positions), kv_heads * group + 2, head_dim), generator=generator)
     wide = wide.to(dtype)
@@ -95,6 +107,7 @@ def test_a_mixed_batch_is_the_reference_and_reads_no_slot_that_is_not_seen(case,
         padded_tables(rows).to(card),
         torch.from_numpy(arrays.lengths).to(card),
         params,
+        tails=on(card, tails_of(rows, pool)),
     )
     tolerance = check_prefill.TOLERANCE[dtype]
     torch.testing.assert_close(found.float().cpu(), expected, rtol=tolerance, atol=tolerance)
@@ -104,8 +117,7 @@ def test_a_mixed_batch_is_the_reference_and_reads_no_slot_that_is_not_seen(case,
 def test_every_byte_that_a_write_leaves_is_the_reference(case, card, generator):
     kv_dtype, dtype, kv_heads, head_dim, block_size, tokens = case
     blocks = 2 + tokens // block_size
-    scales = drawn_scales(kv_heads, kv_dtype, generator)
-    expected = empty_pool(blocks, kv_heads, block_size, head_dim, kv_dtype, scales)
+    expected = empty_pool(blocks, kv_heads, block_size, head_dim, kv_dtype, generator)
     expected.raw.fill_(POISON)
     found = moved(expected, card)
     chosen = torch.randperm(blocks * block_size, generator=generator)[:tokens]
@@ -117,6 +129,16 @@ def test_every_byte_that_a_write_leaves_is_the_reference(case, card, generator):
     write_kv(found, LAYER, slots.to(card), kv.to(card))
     expected.write(LAYER, slots, kv.float())
     assert torch.equal(found.raw.cpu(), expected.raw)
+
+
+@pytest.mark.parametrize("case", check_kv_write.INT4_CASES, ids=named)
+def test_int4_is_the_reference_up_to_one_rounding(case, card, generator):
+    expected, rows, kv = check_kv_write.int4_write(case, generator)
+    arrays, found = StepArrays.of(rows, expected.layout.block_size), moved(expected, card)
+    slots, tails = (torch.from_numpy(part).to(card) for part in (arrays.slots, arrays.tails))
+    write_kv(found, LAYER, slots, kv.to(card), tails)
+    expected.write_rows(LAYER, rows, kv.float())
+    check_kv_write.assert_near(moved(found, torch.device("cpu")), expected)
 
 
 @pytest.mark.parametrize("size", check_block_copy.SIZES)
@@ -136,12 +158,10 @@ def test_blocks_are_moved_whole(size, card, generator):
     assert torch.equal(pool, expected)
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "fp8", "int8"])
+@pytest.mark.parametrize("kv_dtype", check_step.KV_DTYPES)
 @pytest.mark.parametrize("spans", [check_step.DECODES, check_step.MIXED], ids=["decodes", "mixed"])
 def test_a_step_writes_and_attends_as_the_reference(kv_dtype, spans, card, generator):
-    rows = make_rows(spans, check_step.BLOCK_SIZE, generator)
-    blocks = 1 + sum(len(row.block_table) for row in rows)
-    expected, _ = check_step.make_pools(kv_dtype, blocks, generator)
+    rows, expected, _ = check_step.make_step(spans, kv_dtype, generator)
     found = moved(expected, card)
     tokens = check_step.drawn_tokens(sum(end - start for start, end in spans), generator)
     params = AttentionParams(check_step.HEAD_DIM**-0.5)
@@ -150,7 +170,8 @@ def test_a_step_writes_and_attends_as_the_reference(kv_dtype, spans, card, gener
     theirs = TorchStep(expected, heads, rows, torch.float32, [None])
     result = check_step.run(ours, [part.to(card) for part in tokens], None, params)
     wanted = check_step.run(theirs, tokens, None, params)
-    torch.testing.assert_close(result.cpu(), wanted, rtol=1e-3, atol=1e-3)
+    tolerance = check_step.tolerance_of(expected) or {"rtol": 1e-3, "atol": 1e-3}
+    torch.testing.assert_close(result.cpu(), wanted, **tolerance)
 
 
 def test_offsets_beyond_32_bits_reach_their_block(card, generator):

@@ -10,9 +10,11 @@ from tests.kernels.triton.fixtures import (
     guarded,
     make_pool,
     make_rows,
+    open_rows,
     padded_tables,
     poison_unseen,
     reference,
+    tails_of,
 )
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
@@ -40,13 +42,23 @@ CASES = [
     ("int8", torch.float32, 3, 1, 96, 64, 4, None, None),
     ("int8", torch.bfloat16, 2, 5, 128, 16, 2, None, None),
     ("int8", torch.float16, 2, 2, 256, 128, 1, 90, 50.0),
+    ("int4", torch.float16, 2, 4, 64, 16, 2, None, 30.0),
+    ("int4", torch.float32, 1, 3, 80, 8, 1, None, None),
+    ("int4", torch.float16, 3, 1, 96, 128, 4, 150, None),
+    ("int4", torch.bfloat16, 2, 2, 128, 16, 1, 20, None),
+    ("int4", torch.float16, 1, 6, 256, 48, 2, None, None),
+    ("float16 centred", torch.float16, 2, 4, 64, 16, 1, None, None),
+    ("fp8 centred", torch.float32, 1, 3, 80, 16, 2, 40, None),
+    ("int8 centred", torch.float16, 3, 2, 128, 32, 4, None, None),
+    ("int4 centred", torch.float32, 2, 2, 96, 32, 4, None, 30.0),
+    ("int4 centred", torch.float16, 2, 3, 64, 64, 1, 50, None),
 ]
 
 
 def drawn_lengths(generator, block_size, tile=64):
-    """One token, a whole tile, one more, a whole block, and two that are drawn."""
-    drawn = torch.randint(1, 4 * tile, (2,), generator=generator).tolist()
-    return [1, tile, tile + 1, block_size, *drawn]
+    """One token, a tile and one more, a whole block, and one that is drawn."""
+    drawn = torch.randint(1, 4 * tile, (1,), generator=generator).tolist()
+    return [1, tile + 1, block_size, *drawn]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
@@ -54,29 +66,33 @@ def test_decode_is_the_reference_and_reads_no_slot_that_is_not_seen(case, genera
     kv_dtype, dtype, kv_heads, group, head_dim, block_size, splits, window, cap = case
     lengths = drawn_lengths(generator, block_size)
     rows = make_rows([(n - 1, n) for n in lengths], block_size, generator)
+    rows = open_rows(rows, block_size, generator)
     blocks = 1 + sum(len(row.block_table) for row in rows)
-    pool = make_pool(blocks, kv_heads, block_size, head_dim, kv_dtype, generator)
+    shape = (blocks, kv_heads, block_size, head_dim)
+    pool = make_pool(*shape, kv_dtype, generator, len(rows), dtype)
     # A part of wider rows, as a projection of queries, keys and values at once leaves them.
     wide = torch.randn((len(rows), kv_heads * group + 2, head_dim), generator=generator).to(dtype)
     query = wide[:, : kv_heads * group]
     params = AttentionParams(head_dim**-0.5, window, cap)
     expected = reference(query, pool, rows, params)
     poison_unseen(pool, rows, window)
-    ends = torch.tensor(lengths, dtype=torch.int32)
+    ends, tails = torch.tensor(lengths, dtype=torch.int32), tails_of(rows, pool)
     with guarded(query.shape, dtype) as out:
-        decode_attention(query, pool, LAYER, padded_tables(rows), ends, params, splits, out)
+        decode_attention(query, pool, LAYER, padded_tables(rows), ends, params, splits, out, tails)
     tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(out.float(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("splits", [1, 4])
-def test_rows_that_pad_a_batch_become_zeros(splits, generator):
-    pool = make_pool(2, 1, 16, 64, "float32", generator)
+@pytest.mark.parametrize("kv_dtype", ["float32", "int4 centred"])
+def test_rows_that_pad_a_batch_become_zeros(kv_dtype, splits, generator):
+    pool = make_pool(2, 1, 16, 64, kv_dtype, generator)
     query = torch.randn((2, 3, 64), generator=generator)
     tables = torch.tensor([[1], [0]], dtype=torch.int64)
-    lengths = torch.tensor([5, 0], dtype=torch.int32)
+    lengths, params = torch.tensor([5, 0], dtype=torch.int32), AttentionParams(0.125)
+    tails = None if pool.int4 is None else torch.tensor([0, -1])
     with guarded(query.shape, torch.float32) as out:
-        decode_attention(query, pool, LAYER, tables, lengths, AttentionParams(0.125), splits, out)
+        decode_attention(query, pool, LAYER, tables, lengths, params, splits, out, tails)
     assert out[0].isfinite().all()
     assert (out[1] == 0).all()
 
@@ -89,6 +105,17 @@ def test_scores_too_large_for_exp_are_still_a_softmax(generator):
     found = decode_attention(query, pool, LAYER, padded_tables(rows), lengths, params, 2)
     # Two sums of products near 1000 differ by 1e-4 in float32, and so does the exponent of e.
     torch.testing.assert_close(found, reference(query, pool, rows, params), rtol=2e-3, atol=2e-3)
+
+
+def test_a_value_of_fp8_that_is_no_number_stays_none(generator):
+    pool = make_pool(2, 1, 16, 64, "fp8", generator)
+    pool.elements.view(torch.uint8)[1, LAYER, 1, 0, 3, 5:7] = torch.tensor([127, 255]).byte()
+    query, lengths = torch.randn((1, 2, 64), generator=generator), torch.tensor([9]).int()
+    tables, params = torch.tensor([[1]]), AttentionParams(0.125)
+    found = decode_attention(query, pool, LAYER, tables, lengths, params)
+    assert found[..., 5:7].isnan().all()
+    assert found[..., :5].isfinite().all()
+    assert found[..., 7:].isfinite().all()
 
 
 def test_no_rows_are_no_launch(generator):

@@ -10,9 +10,11 @@ from tests.kernels.triton.fixtures import (
     guarded,
     make_pool,
     make_rows,
+    open_rows,
     padded_tables,
     poison_unseen,
     reference,
+    tails_of,
 )
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
@@ -20,7 +22,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 CASES = [
     ("float32", torch.float32, 2, 4, 64, 16, None, None),
     ("float32", torch.float32, 3, 1, 80, 8, 20, None),
-    ("float32", torch.float32, 1, 33, 96, 32, None, None),
+    ("float32", torch.float32, 1, 33, 96, 32, 30, None),
     ("float32", torch.float32, 1, 7, 128, 128, None, 30.0),
     ("float32", torch.float32, 2, 2, 256, 16, 33, 5.0),
     ("float16", torch.float16, 2, 4, 64, 64, 100, 50.0),
@@ -35,12 +37,19 @@ CASES = [
     ("int8", torch.float32, 1, 8, 80, 32, 1, None),
     ("int8", torch.float16, 2, 2, 128, 8, 70, 30.0),
     ("int8", torch.float16, 1, 3, 256, 64, None, None),
+    ("int4", torch.float16, 1, 4, 64, 16, None, 30.0),
+    ("int4", torch.float32, 2, 1, 80, 32, None, None),
+    ("int4", torch.bfloat16, 1, 2, 128, 48, 40, None),
+    ("int4", torch.float16, 1, 2, 256, 64, None, None),
+    ("int8 centred", torch.float16, 1, 3, 96, 16, None, None),
+    ("fp8 centred", torch.float32, 2, 2, 64, 8, 20, None),
+    ("int4 centred", torch.float16, 2, 1, 96, 128, 100, None),
 ]
 
 
 def drawn_spans(generator):
     """A prompt from its start, decode rows, a chunk behind a prefix, one that is drawn."""
-    start, count = torch.randint(1, 70, (2,), generator=generator).tolist()
+    start, count = torch.randint(1, 50, (2,), generator=generator).tolist()
     return [(0, 37), (70, 71), (0, 1), (65, 83), (start, start + count)]
 
 
@@ -50,8 +59,11 @@ def test_a_mixed_batch_is_the_reference_and_reads_no_slot_that_is_not_seen(case,
     spans = drawn_spans(generator)
     rows = make_rows(spans, block_size, generator)
     blocks = 1 + sum(len(row.block_table) for row in rows)
-    pool = make_pool(blocks, kv_heads, block_size, head_dim, kv_dtype, generator)
-    counts = torch.tensor([0] + [end - start for start, end in spans])
+    if kv_dtype.startswith("int4"):
+        rows = open_rows(rows, block_size, generator)
+    shape = (blocks, kv_heads, block_size, head_dim)
+    pool = make_pool(*shape, kv_dtype, generator, len(rows), dtype)
+    counts = torch.tensor([0] + [row.end - row.start for row in rows])
     starts = counts.cumsum(0).to(torch.int32)
     tokens, heads = int(starts[-1]), kv_heads * group
     # A part of wider rows, as a projection of queries, keys and values at once leaves them.
@@ -60,9 +72,10 @@ def test_a_mixed_batch_is_the_reference_and_reads_no_slot_that_is_not_seen(case,
     params = AttentionParams(head_dim**-0.5, window, cap)
     expected = reference(query, pool, rows, params)
     poison_unseen(pool, rows, window)
-    lengths = torch.tensor([end for _, end in spans], dtype=torch.int32)
+    tables, tails = padded_tables(rows), tails_of(rows, pool)
+    lengths = torch.tensor([row.end for row in rows], dtype=torch.int32)
     with guarded(query.shape, dtype) as out:
-        prefill_attention(query, pool, LAYER, starts, padded_tables(rows), lengths, params, out)
+        prefill_attention(query, pool, LAYER, starts, tables, lengths, params, out, tails)
     tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(out.float(), expected, rtol=tolerance, atol=tolerance)
 
