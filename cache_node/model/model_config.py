@@ -1,12 +1,12 @@
 """What the forward pass needs to know of a checkpoint, read from its config.json."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cache_node.model.config_fields import UnsupportedModelError, positive
+from cache_node.model.damaged import read_json_object
 from cache_node.model.family import FAMILIES, Family, architecture_of
 from cache_node.model.layer_config import LayerConfig, layer_configs
 
@@ -55,12 +55,12 @@ class ModelConfig:
     @classmethod
     def from_directory(cls, directory: Path) -> "ModelConfig":
         """Raises UnsupportedModelError with the field's name, FileNotFoundError without a
-        config.json.
+        config.json, DamagedFileError where it is none.
         """
         path = directory / "config.json"
         if not path.is_file():
             raise FileNotFoundError(f"{directory} has no config.json: not a model directory")
-        return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return cls.from_json(read_json_object(path))
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> "ModelConfig":

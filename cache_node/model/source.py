@@ -1,7 +1,6 @@
 """Finds the model that a name means, and brings it into a directory that can be loaded."""
 
 import fcntl
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -17,6 +16,7 @@ from cache_node.model.builtin import (
     installed_gguf,
     verify,
 )
+from cache_node.model.damaged import reading
 from cache_node.model.gguf_convert import CONVERTER_VERSION, convert_gguf
 from cache_node.model.hub import from_hub, is_hub_name
 
@@ -57,11 +57,12 @@ def _builtin(root: Path, model: BuiltinModel, progress: Progress) -> Path:
     target = root / f"{model.name}-{model.sha256[:16]}-v{CONVERTER_VERSION}"
     with _lock(target):
         if not target.is_dir():
-            with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as scratch:
-                gguf = installed_gguf(model, Path(scratch))
+            with _fresh(target, "download") as scratch:
+                scratch.mkdir()
+                gguf = installed_gguf(model, scratch)
                 if gguf is None:
                     progress("download", None)
-                    gguf = downloaded_gguf(model, Path(scratch))
+                    gguf = downloaded_gguf(model, scratch)
                     progress("download", 1.0)
                 verify(model, gguf)
                 _convert(gguf, target, progress)
@@ -86,13 +87,22 @@ def _convert(gguf: Path, target: Path, progress: Progress) -> None:
     """Into a directory beside the target, renamed when complete, so that a half-written one is
     never found.
     """
-    partial = target.with_name(f".partial-{target.name}")
-    rmtree(partial, ignore_errors=True)
-    try:
+    with _fresh(target, "partial") as partial, reading(gguf):
         convert_gguf(gguf, partial, lambda fraction: progress("convert", fraction))
         partial.rename(target)
+
+
+@contextmanager
+def _fresh(target: Path, what: str) -> Iterator[Path]:
+    """A directory beside `target` that is not there, and is gone afterwards. One that a killed
+    process left is removed: whoever comes here has the lock.
+    """
+    path = target.with_name(f".{what}-{target.name}")
+    rmtree(path, ignore_errors=True)
+    try:
+        yield path
     finally:
-        rmtree(partial, ignore_errors=True)
+        rmtree(path, ignore_errors=True)
 
 
 def _cache_root(cache_dir: Path | None) -> Path:

@@ -1,12 +1,13 @@
 """Reads tensors out of safetensors files. Pickle is refused: loading it runs code from the file."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
+
+from cache_node.model.damaged import DamagedFileError, read_json_object, reading
 
 INDEX_NAME = "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
@@ -16,11 +17,14 @@ def checkpoint_files(directory: Path) -> list[Path]:
     """The safetensors files of a model, sorted by name.
 
     Raises ValueError where only pickle files are found, FileNotFoundError where a shard or all
-    weights are missing.
+    weights are missing, DamagedFileError where the index is none.
     """
     index = directory / INDEX_NAME
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        shards = read_json_object(index).get("weight_map")
+        if not isinstance(shards, dict):
+            raise DamagedFileError(index, "it has no weight_map")
+        names = sorted(set(shards.values()))
         return [_shard(directory, name) for name in names]
     files = sorted(directory.glob("*.safetensors"))
     if not files:
@@ -32,8 +36,9 @@ class Checkpoint:
     """The tensors of a model directory by name, over one file or several shards."""
 
     def __init__(self, directory: Path) -> None:
+        """Raises what `checkpoint_files` does, DamagedFileError for a file that is cut short."""
         self._directory = directory
-        files: list[Any] = [safe_open(p, framework="pt") for p in checkpoint_files(directory)]
+        files = [_open(path) for path in checkpoint_files(directory)]
         self._file_of = {name: file for file in files for name in file.keys()}  # noqa: SIM118
 
     def __contains__(self, name: str) -> bool:
@@ -55,6 +60,11 @@ class Checkpoint:
                 f"config.json asks for {tuple(shape)}"
             )
         return value.to(dtype)
+
+
+def _open(path: Path) -> Any:
+    with reading(path):
+        return safe_open(path, framework="pt")
 
 
 def _shard(directory: Path, name: str) -> Path:
