@@ -10,6 +10,7 @@ from kvmesh.v1 import generate_pb2 as pb
 MAX_STOP_STRINGS, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS = 16, 256, 256
 MAX_SAMPLES, MAX_BIASES, MAX_LOGPROBS = 128, 1024, 20
 MAX_MESSAGES = 4096
+MAX_SESSION_BYTES = 256
 PRIORITIES = range(-100, 101)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -131,6 +132,11 @@ def is_request_id(text: str) -> bool:
 def check_request_id(request_id: str) -> None:
     if request_id and not is_request_id(request_id):
         raise invalid("request_id", "must be 1 to 128 characters of A-Z a-z 0-9 . _ : -")
+
+
+def check_session(session: str) -> None:
+    if len(session.encode()) > MAX_SESSION_BYTES:
+        raise invalid("session", f"must have at most {MAX_SESSION_BYTES} bytes")
 
 
 def check_priority(priority: int) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from kvmesh.certificates import CertificateFiles
 from prefix_index.redis_url import check_redis_shards, check_redis_url
+from router.policies import POLICIES
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
-POLICIES = ("prefix-aware", "least-loaded", "round-robin", "random")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from kvmesh.validation import (
     check_priority,
     check_request_id,
     check_sampling,
+    check_session,
     check_unserved,
 )
 from router.admission import Admission, fit_max_tokens
@@ -144,7 +145,7 @@ class RouterCore:
         candidates = self._placement.candidates(prompt, model, self._registry.up)
         choice = self._placement.choose(prompt, model, candidates)
         report = self._placement.report(request, prompt, choice)
-        report.candidates.extend(self._placement.explain(choice, candidates))
+        report.candidates.extend(self._placement.explain(prompt, choice, candidates))
         return report
 
     async def tokenize(
@@ -174,6 +175,7 @@ class RouterCore:
         model = self.model(request.model)
         check_request_id(request.request_id)
         check_priority(request.priority)
+        check_session(request.session)
         check_cache_mode(request.cache)
         check_unserved(request)
         check_sampling(request.sampling, model.vocab_size)

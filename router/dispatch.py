@@ -74,6 +74,7 @@ class Dispatcher:
                 return await self._start(job, placed)
             except NodeFailed as failed:
                 refusals.add(placed, failed.error)
+                self._placement.refused(job.prompt, placed)
                 self._metrics.retried(failed.error.code)
 
     def _place(self, job: Job, refusals: _Refusals) -> Placed:
@@ -110,7 +111,9 @@ class Dispatcher:
         elapsed = int((time.monotonic() - job.arrived) * 1e6)
         report.router_us = max(elapsed - job.prompt.tokenize_us, 0)
         if job.request.explain:
-            report.candidates.extend(self._placement.explain(placed.choice, placed.candidates))
+            report.candidates.extend(
+                self._placement.explain(job.prompt, placed.choice, placed.candidates)
+            )
         return report
 
     def _call(self, job: Job, placed: Placed) -> FrameCall:

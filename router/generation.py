@@ -18,6 +18,9 @@ from router.openai_replies import Asked, Reply, StreamReply, WholeReply
 
 Body = CompletionBody | ChatBody
 
+SESSION = "x-session-id"
+"""Header that names the requests which belong together; goes before the body's prompt_cache_key."""
+
 
 class GenerationEndpoint(Endpoint):
     """POST /v1/completions or /v1/chat/completions."""
@@ -47,9 +50,12 @@ class GenerationEndpoint(Endpoint):
     ) -> tuple[Asked, list[pb.GenerateRequest], type[Reply]]:
         """What is asked, one request a prompt, and the form of the reply. Raises RequestError."""
         body = parse_body(raw, self._kind)
-        exchange.names = body.names
+        session = exchange.request.headers.get(SESSION, "")
+        exchange.names = {**body.names, "session": SESSION if session else "prompt_cache_key"}
         request_id = exchange.request_id(body.request_id)
         requests = body.to_requests(request_id)
+        for request in requests:
+            request.session = session or request.session
         asked = Asked(self._chat, request_id, len(requests), body.options)
         return asked, requests, StreamReply if body.streams else WholeReply
 

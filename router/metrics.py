@@ -113,7 +113,7 @@ class RouterMetrics:
         self._route.observe(ns / 1e9)
         self._routed.labels(policy, choice.kind).inc()
         self._prompt_tokens.inc(prompt.count)
-        self._predicted.inc(choice.candidate.cached_tokens)
+        self._predicted.inc(choice.candidate.expected_tokens)
 
     @_harmless
     def retried(self, code: Code) -> None:

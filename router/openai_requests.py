@@ -140,6 +140,7 @@ class SamplingBody(Body):
     response_format: ResponseFormat | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    prompt_cache_key: Text | None = None
 
     @property
     def streams(self) -> bool:
@@ -167,6 +168,7 @@ class SamplingBody(Body):
             model=self.model or "",
             request_id=request_id,
             priority=-(self.priority or 0),  # vLLM runs the lower first, we the larger
+            session=self.prompt_cache_key or "",
         )
         self._set_sampling(request.sampling)
         if max_tokens is not None:

@@ -1,19 +1,26 @@
 """Where a prompt goes: what is known of the nodes, the policy's choice, and the reservation."""
 
 import random
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from kvmesh.errors import unavailable
 from kvmesh.v1 import generate_pb2 as pb
+from prefix_index.mirror import Match
 from router.admission import blocks_of
 from router.fleet import Model
 from router.index import Index
 from router.ledger import Ledger, Reservation
 from router.node import Health, Node
-from router.policy import Candidate, Choice, Policy, make_policy
+from router.policies import make_policy
+from router.policy import Candidate, Choice, Cost, Policy
+from router.prefix_aware import predicted_ttft
 from router.prompt import Prompt
+from router.recent_prompts import Holder, RecentPrompts
 from router.registry import Registry
+
+NOTHING, FREE = Match(0, 0), Cost(0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +37,20 @@ class Placement:
     """Chooses and reserves without an await in between: on the event loop that is atomic."""
 
     def __init__(
-        self, registry: Registry, index: Index, ledger: Ledger, policy: str, rng: random.Random
+        self,
+        registry: Registry,
+        index: Index,
+        ledger: Ledger,
+        policy: str,
+        rng: random.Random,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
         self._index = index
         self._ledger = ledger
         self.policy = policy
         self._rng = rng
+        self._recent = RecentPrompts(clock)
         self._chooser: Policy | None = None
 
     def place(
@@ -56,10 +70,15 @@ class Placement:
             request_id,
             attempt,
             node.name,
-            prefill_tokens=prompt.count - choice.candidate.cached_tokens,
+            prefill_tokens=prompt.count - choice.candidate.expected_tokens,
             blocks=blocks_of(prompt.count, model.block_size),
         )
+        self._recent.note(Holder(node.name, node.epoch), prompt.keys)
         return Placed(node, choice, candidates, reservation)
+
+    def refused(self, prompt: Prompt, placed: Placed) -> None:
+        """The node did not take it: nothing of the prompt is going to be cached there."""
+        self._recent.withdraw(Holder(placed.node.name, placed.node.epoch), prompt.keys)
 
     def addresses(self, names: Collection[str]) -> set[str]:
         """Of the nodes with these names."""
@@ -71,20 +90,22 @@ class Placement:
             raise unavailable("no cache node is up")
         if self._chooser is None:
             self._chooser = make_policy(self.policy, model.block_size, self._rng)
-        return self._chooser.choose(prompt.count, candidates)
+        return self._chooser.choose(prompt.count, candidates, prompt.session)
 
     def candidates(self, prompt: Prompt, model: Model, nodes: Collection[Node]) -> list[Candidate]:
         """The nodes as the policy sees them, in the same order."""
-        matches = self._index.match(prompt.keys)
+        matches, sent = self._index.match(prompt.keys), self._recent.match(prompt.keys)
         found = []
         for node in nodes:
             change = self._ledger.since_report(node.name)
-            match = matches.get(node.name)
+            match = matches.get(node.name, NOTHING)
+            ahead = sent.get(Holder(node.name, node.epoch), 0) - match.blocks
             found.append(
                 Candidate(
                     node.name,
-                    match.gpu_blocks * model.block_size if match else 0,
-                    match.cpu_blocks * model.block_size if match else 0,
+                    match.gpu_blocks * model.block_size,
+                    match.cpu_blocks * model.block_size,
+                    max(0, ahead) * model.block_size,
                     max(0, node.load.queued_prefill_tokens + change.prefill_tokens),
                     max(0, node.held_blocks + change.blocks),
                     max(0, node.load.running + node.load.waiting + change.requests),
@@ -101,29 +122,37 @@ class Placement:
             policy=self.policy,
             reason=choice.reason,
             prompt_tokens=prompt.count,
-            predicted_cached_tokens=choice.candidate.cached_tokens,
+            predicted_cached_tokens=choice.candidate.expected_tokens,
             tokenize_us=prompt.tokenize_us,
             seed=request.sampling.seed,
         )
 
-    def explain(self, choice: Choice, candidates: list[Candidate]) -> list[pb.RouteCandidate]:
+    def explain(
+        self, prompt: Prompt, choice: Choice, candidates: list[Candidate]
+    ) -> list[pb.RouteCandidate]:
         """All nodes of the fleet, cheapest first, then those that could not be chosen with the
         reason.
         """
         costs = choice.costs
-        ranked = sorted(candidates, key=lambda each: costs.get(each.node, 0.0))
+        ranked = sorted(candidates, key=lambda each: costs.get(each.node, FREE))
         known = {each.node for each in candidates}
         left_out = [node for node in self._registry.nodes if node.name not in known]
-        return [_candidate(each, costs) for each in ranked] + [_excluded(each) for each in left_out]
+        considered = [_candidate(each, costs.get(each.node, FREE), prompt.count) for each in ranked]
+        return considered + [_excluded(each) for each in left_out]
 
 
-def _candidate(candidate: Candidate, costs: dict[str, float]) -> pb.RouteCandidate:
+def _candidate(candidate: Candidate, cost: Cost, prompt_tokens: int) -> pb.RouteCandidate:
     return pb.RouteCandidate(
         node=candidate.node,
-        cost=costs.get(candidate.node, 0.0),
+        cost=cost.total,
         cached=pb.CachedTokens(gpu=candidate.cached_gpu_tokens, cpu=candidate.cached_cpu_tokens),
         queued_prefill_tokens=candidate.queued_prefill_tokens,
         active_blocks=candidate.active_blocks,
+        speculative_tokens=candidate.speculative_tokens,
+        prefill_cost=cost.prefill,
+        queue_cost=cost.queue,
+        decode_cost=cost.decode,
+        predicted_ttft_us=int((predicted_ttft(prompt_tokens, candidate) or 0.0) * 1e6),
     )
 
 

@@ -40,6 +40,7 @@ class Prompt:
     key_us: int
     text: str | None = None  # of a prompt that came as such
     salt: bytes = b""  # of the tenant, part of the keys
+    session: str = ""  # as the client calls the requests that belong together
 
 
 class PromptReader:
@@ -93,6 +94,7 @@ def _read(request: pb.GenerateRequest, model: Model, salt: bytes) -> Prompt:
         key_us=(keyed - tokenized) // 1000,
         text=request.text if request.HasField("text") else None,
         salt=salt,
+        session=request.session,
     )
 
 

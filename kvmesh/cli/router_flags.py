@@ -9,7 +9,7 @@ from kvmesh.cli.node_flags import (
     SECURITY,
     TLS_FLAGS,
 )
-from router.config import POLICIES
+from router.policies import POLICIES
 
 ROUTING, LIMITS = "Routing", "Limits"
 

@@ -85,6 +85,7 @@ class GenerateRequest(_message.Message):
     CACHE_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     EXPLAIN_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the served model. Empty means the only model of the fleet; an unknown name gets INVALID_ARGUMENT."""
     text: _builtins.str
@@ -109,6 +110,10 @@ class GenerateRequest(_message.Message):
     """Return the routing decision with its costs in the first frame (RouteReport.candidates). The chosen node and the
     reason are always there.
     """
+    session: _builtins.str
+    """Under the policy `session`, all requests of a session go to one node. At most 256 bytes of UTF-8, else
+    INVALID_ARGUMENT. Empty: the request goes where its prefix lies.
+    """
     @_builtins.property
     def chat(self) -> Global___Chat:
         """Chat messages, rendered with the model's chat template and then tokenised."""
@@ -130,10 +135,11 @@ class GenerateRequest(_message.Message):
         cache: Global___CacheMode.ValueType = ...,
         adapter: _builtins.str = ...,
         explain: _builtins.bool = ...,
+        session: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache", b"cache", "chat", b"chat", "explain", b"explain", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache", b"cache", "chat", b"chat", "explain", b"explain", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "session", b"session", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "chat", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -572,13 +578,13 @@ class RouteReport(_message.Message):
     node: _builtins.str
     """Name of the chosen node."""
     policy: _builtins.str
-    """The policy that chose: prefix-aware, least-loaded, round-robin, random."""
+    """The policy that chose: prefix-aware, least-loaded, round-robin, random, session."""
     reason: _builtins.str
     """The reason in words an operator can act on, such as "longest prefix: 1024 of 1040 tokens"."""
     prompt_tokens: _builtins.int
     """Tokens in the prompt, after templating."""
     predicted_cached_tokens: _builtins.int
-    """Prompt tokens that the index says the node holds."""
+    """Prompt tokens that the index says the node holds, or will have computed for a request that went there a moment ago."""
     attempt: _builtins.int
     """How many dispatches it took: 1 unless a node refused or failed before the first token."""
     router_us: _builtins.int
@@ -626,16 +632,33 @@ class RouteCandidate(_message.Message):
     QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
     ACTIVE_BLOCKS_FIELD_NUMBER: _builtins.int
     EXCLUDED_FIELD_NUMBER: _builtins.int
+    SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFILL_COST_FIELD_NUMBER: _builtins.int
+    QUEUE_COST_FIELD_NUMBER: _builtins.int
+    DECODE_COST_FIELD_NUMBER: _builtins.int
+    PREDICTED_TTFT_US_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     """Name of the node."""
     cost: _builtins.float
-    """Weighted sum of the parts below."""
+    """prefill_cost + queue_cost + decode_cost under prefix-aware, in prompt tokens to prefill; requests under least-loaded;
+    0 under policies that weigh nothing.
+    """
     queued_prefill_tokens: _builtins.int
     """Prompt tokens dispatched to the node and not yet prefilled, this router's view."""
     active_blocks: _builtins.int
     """Blocks that running requests of the node hold."""
     excluded: _builtins.str
     """Why the node could not be chosen (draining, down, full); empty if it could."""
+    speculative_tokens: _builtins.int
+    """Prompt tokens after the cached ones that requests sent there a moment ago will have computed."""
+    prefill_cost: _builtins.float
+    """Of the cost: prompt tokens that the node lacks; those in its swap space count a quarter."""
+    queue_cost: _builtins.float
+    """Of the cost: queued_prefill_tokens."""
+    decode_cost: _builtins.float
+    """Of the cost: half the tokens of active_blocks, since each step reads them."""
+    predicted_ttft_us: _builtins.int
+    """Until the first token if it went there, microseconds; 0 while the node's speed is unknown."""
     @_builtins.property
     def cached(self) -> Global___CachedTokens:
         """Prompt tokens that the index says the node holds, by tier."""
@@ -649,10 +672,15 @@ class RouteCandidate(_message.Message):
         queued_prefill_tokens: _builtins.int = ...,
         active_blocks: _builtins.int = ...,
         excluded: _builtins.str = ...,
+        speculative_tokens: _builtins.int = ...,
+        prefill_cost: _builtins.float = ...,
+        queue_cost: _builtins.float = ...,
+        decode_cost: _builtins.float = ...,
+        predicted_ttft_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_blocks", b"active_blocks", "cached", b"cached", "cost", b"cost", "excluded", b"excluded", "node", b"node", "queued_prefill_tokens", b"queued_prefill_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_blocks", b"active_blocks", "cached", b"cached", "cost", b"cost", "decode_cost", b"decode_cost", "excluded", b"excluded", "node", b"node", "predicted_ttft_us", b"predicted_ttft_us", "prefill_cost", b"prefill_cost", "queue_cost", b"queue_cost", "queued_prefill_tokens", b"queued_prefill_tokens", "speculative_tokens", b"speculative_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,7 +12,8 @@ from kvmesh.packing import unpack_tokens
 from kvmesh.v1 import fleet_pb2
 from kvmesh.v1 import generate_pb2 as pb
 from router.ledger import Ledger
-from router.policy import Candidate, PrefixAware
+from router.policy import Candidate
+from router.prefix_aware import PrefixAware
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.stub_node import Script, StubNode
 from tests.router.test_generate_grpc import answer, error, request, text_of
@@ -42,7 +43,7 @@ def send(nodes, policy, ledger, count, *, prompt=540, output=64):
             str(number),
             1,
             node.node,
-            prefill_tokens=prompt - node.cached_tokens,
+            prefill_tokens=prompt - node.expected_tokens,
             blocks=blocks,
         )
         holds.add(node.node)

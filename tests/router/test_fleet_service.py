@@ -48,7 +48,10 @@ async def test_explain_reserves_nothing_and_names_who_is_left_out():
         route = reply.route
         assert (route.node, route.predicted_cached_tokens) == ("node-0", 64)
         assert [each.node for each in route.candidates] == ["node-0", "node-1"]
-        assert route.candidates[0].cached.gpu == 64
+        best = route.candidates[0]
+        assert best.cached.gpu == 64
+        assert best.cost == best.prefill_cost + best.queue_cost + best.decode_cost
+        assert (best.prefill_cost, best.queue_cost) == (1, 0)
         assert route.candidates[1].excluded.startswith("draining")
         assert len(nodes[0].requests) == 1
         with pytest.raises(grpc.aio.AioRpcError) as caught:

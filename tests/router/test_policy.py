@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from router.policy import Candidate, make_policy
+from router.policies import POLICIES, make_policy
+from router.policy import Candidate
 
 
 def policy(name="prefix-aware", seed=3):
@@ -74,6 +75,49 @@ def test_random_takes_all():
     any_of, nodes = policy("random"), [Candidate("a"), Candidate("b")]
     counts = Counter(any_of.choose(1, nodes).candidate.node for _ in range(200))
     assert min(counts.values()) > 60
+
+
+def test_what_was_sent_a_moment_ago_counts_as_cached():
+    nodes = [Candidate("a", speculative_tokens=1024), Candidate("b", cached_gpu_tokens=512)]
+    choice = policy().choose(1040, nodes)
+    assert choice.candidate.node == "a"
+    assert choice.reason == "longest prefix: 1024 of 1040 tokens"
+
+
+def test_a_cost_is_the_sum_of_its_parts():
+    nodes = [
+        Candidate("a", cached_gpu_tokens=512, queued_prefill_tokens=30, active_blocks=7),
+        Candidate("b", cached_cpu_tokens=400, speculative_tokens=100, active_blocks=1),
+    ]
+    costs = policy().choose(1040, nodes).costs
+    assert costs["a"] == (528 + 30 + 56, 528, 30, 56)
+    assert costs["b"] == (1040 - 300 - 100 + 8, 640, 0, 8)
+
+
+def test_a_session_stays_on_its_node_and_only_those_of_a_lost_one_move():
+    nodes = [Candidate(name) for name in "abcd"]
+    one, other = policy("session", seed=1), policy("session", seed=2)
+    sessions = [f"user-{number}" for number in range(200)]
+    before = {each: one.choose(9, nodes, each).candidate.node for each in sessions}
+    assert before == {each: other.choose(9, nodes[::-1], each).candidate.node for each in sessions}
+    assert min(Counter(before.values()).values()) > 25
+    after = {each: one.choose(9, nodes[:3], each).candidate.node for each in sessions}
+    assert {each for each in sessions if before[each] != after[each]} == {
+        each for each in sessions if before[each] == "d"
+    }
+
+
+def test_a_request_without_a_session_goes_where_its_prefix_lies():
+    nodes = [Candidate("a"), Candidate("b", cached_gpu_tokens=512)]
+    assert policy("session").choose(600, nodes).candidate.node == "b"
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_goes_by_its_name_and_takes_what_there_is(name):
+    made = policy(name)
+    assert made.name == name
+    for session in ("", "s"):
+        assert made.choose(5, [Candidate("only")], session).candidate.node == "only"
 
 
 def test_an_unknown_policy_is_refused():

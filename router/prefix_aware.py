@@ -1,0 +1,98 @@
+"""The default policy: what a node has cached against what it already has to do."""
+
+import random
+from collections.abc import Sequence
+
+from router.policy import Candidate, Choice, Cost
+
+CPU_CREDIT = 0.75
+"""Share of a token's prefill that is saved when its KV comes from the node's swap space: it is
+copied, not computed.
+"""
+
+ACTIVE_WEIGHT = 0.5
+"""Cost of a token that running requests hold, in tokens to prefill: each step reads it once."""
+
+TIE = 0.05
+"""Nodes within this share of the lowest cost, and a token, are as good: several routers must not
+herd onto one.
+"""
+
+TTFT_FACTOR, TTFT_SLACK = 3.0, 1.0
+"""Affinity gives way when the first token would come later than so many times the best node's, and
+so many seconds.
+"""
+
+
+class PrefixAware:
+    """The node where the prompt is computed soonest."""
+
+    name = "prefix-aware"
+
+    def __init__(self, block_size: int, rng: random.Random) -> None:
+        self._block_size = block_size
+        self._rng = rng
+
+    def choose(
+        self,
+        prompt_tokens: int,
+        candidates: Sequence[Candidate],
+        session: str = "",  # noqa: ARG002
+    ) -> Choice:
+        costs = {each.node: self._cost(prompt_tokens, each) for each in candidates}
+        in_time = _without_late(prompt_tokens, candidates)
+        best = min(costs[each.node].total for each in in_time)
+        near = [each for each in in_time if costs[each.node].total <= best * (1 + TIE) + 1]
+        chosen = self._rng.choice(near)
+        kind, reason = _explain(prompt_tokens, chosen, candidates)
+        return Choice(chosen, kind, reason, costs)
+
+    def _cost(self, prompt_tokens: int, node: Candidate) -> Cost:
+        prefill = to_prefill(prompt_tokens, node)
+        decode = ACTIVE_WEIGHT * node.active_blocks * self._block_size
+        total = prefill + node.queued_prefill_tokens + decode
+        return Cost(total, prefill, node.queued_prefill_tokens, decode)
+
+
+def to_prefill(prompt_tokens: int, node: Candidate) -> float:
+    """What the prompt lacks there, cached tokens credited by tier."""
+    saved = node.cached_gpu_tokens + node.speculative_tokens + CPU_CREDIT * node.cached_cpu_tokens
+    return prompt_tokens - saved
+
+
+def predicted_ttft(prompt_tokens: int, node: Candidate) -> float | None:
+    """Seconds to the first token, None while the node's speed is unknown."""
+    if node.prefill_speed <= 0:
+        return None
+    return (node.queued_prefill_tokens + to_prefill(prompt_tokens, node)) / node.prefill_speed
+
+
+def _without_late(prompt_tokens: int, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """The candidates whose predicted time to the first token is not much worse than the best; all
+    while unknown.
+    """
+    times = [predicted_ttft(prompt_tokens, each) for each in candidates]
+    known = [time for time in times if time is not None]
+    if len(known) < len(times):
+        return candidates
+    limit = min(known) * TTFT_FACTOR + TTFT_SLACK
+    return [each for each, time in zip(candidates, known, strict=True) if time <= limit]
+
+
+def _explain(
+    prompt_tokens: int, chosen: Candidate, candidates: Sequence[Candidate]
+) -> tuple[str, str]:
+    holder = max(candidates, key=lambda each: each.expected_tokens)
+    share = f"{chosen.expected_tokens} of {prompt_tokens} tokens"
+    if chosen.expected_tokens and chosen.expected_tokens == holder.expected_tokens:
+        return "longest-prefix", f"longest prefix: {share}"
+    if chosen.expected_tokens:
+        return (
+            "shorter-prefix",
+            f"prefix of {share}; {holder.node} has {holder.expected_tokens} but is busier",
+        )
+    least = f"least loaded of {len(candidates)}" if len(candidates) > 1 else "only node"
+    if holder.expected_tokens:
+        held = f"{holder.expected_tokens} of {prompt_tokens} tokens"
+        return "load", f"{least}; {holder.node} holds {held} but is busier"
+    return "no-prefix", f"{least}; no node holds the prefix"
