@@ -19,6 +19,8 @@ from router.admission import Admission
 from router.config import RouterConfig
 from router.core import RouterCore
 from router.dispatch import Dispatcher
+from router.drain import Drain
+from router.eligibility import Eligibility
 from router.fleet import Fleet
 from router.fleet_view import FleetView
 from router.grpc_front import FLEET, INFERENCE, SERVER_OPTIONS, FleetFront, InferenceFront
@@ -30,14 +32,17 @@ from router.ledger import Ledger
 from router.metrics import RouterMetrics
 from router.placement import Placement
 from router.prompt import PromptReader
+from router.pulse import Pulse
 from router.registry import Registry
 from router.request_log import RequestLog
+from router.retry_budget import RetryBudget
+from router.sender import Sender
 from router.silence import SilenceDetector
 from router.watcher import Watcher
 
 log = structlog.get_logger("router")
 
-SILENCE_PERIOD = 0.1  # seconds between two checks for silent nodes
+PULSE = 0.1  # seconds between two looks at what keeps us waiting
 
 
 class RouterApp:
@@ -67,15 +72,24 @@ class RouterApp:
         self._grpc = grpc.aio.server(options=SERVER_OPTIONS)
         self._http = HttpFront(self._core, self.view, config, self._tls)
         self._health = health.aio.HealthServicer()
-        self._silence = SilenceDetector(config.node_silence, SILENCE_PERIOD)
+        self._silence = SilenceDetector(config.node_silence, config.stream_silence)
+        self._pulse = Pulse(PULSE)
+        self._pulse.on_beat(self._silence.pass_time)
+        self._pulse.on_beat(self._registry.pass_time)
         self._tasks: list[asyncio.Task[Any]] = []
         self.grpc_port = self.http_port = 0
 
     def _make_core(self) -> RouterCore:
         policy, rng = self._config.policy, random.Random()
-        placement = Placement(self._registry, self._index, self.ledger, policy, rng)
-        dispatcher = Dispatcher(placement, self.ledger, self._router_id, self.metrics)
-        self.metrics.watch(self._registry, self._index)
+        eligibility = Eligibility(self._config.slow_start, time.monotonic, rng)
+        self._registry.on_join(eligibility.joined)
+        placement = Placement(self._registry, eligibility, self._index, self.ledger, policy, rng)
+        budget = RetryBudget(self._config.retry_share, time.monotonic)
+        self.metrics.watch(self._registry, self._index, budget)
+        sender = Sender(
+            placement, self.ledger, self._router_id, self.metrics, self._config.patience
+        )
+        dispatcher = Dispatcher(sender, budget, self.metrics, self._config.resume_timeout)
         return RouterCore(
             self._fleet,
             self._registry,
@@ -84,7 +98,7 @@ class RouterApp:
             placement,
             dispatcher,
             self.metrics,
-            leasing=Leasing(placement, dispatcher, self.ledger, self.leases),
+            leasing=Leasing(placement, sender, self.ledger, self.leases),
             request_timeout=self._config.request_timeout,
             request_log=RequestLog(self._config.log_requests),
         )
@@ -95,7 +109,7 @@ class RouterApp:
         await self._start_grpc()
         self.http_port = await self._http.start()
         self._spawn(self._index.run(), "index")
-        self._spawn(self._check_silence(), "silence")
+        self._spawn(self._beat(), "pulse")
         for node in self._registry.nodes:
             watcher = Watcher(
                 node,
@@ -129,7 +143,9 @@ class RouterApp:
         limit = self._config.max_request_bytes
         services = {
             INFERENCE: InferenceFront(self._core, limit).handlers(),
-            FLEET: FleetFront(self._core, self.view, self._admin, limit).handlers(),
+            FLEET: FleetFront(
+                self._core, self.view, Drain(self._registry), self._admin, limit
+            ).handlers(),
         }
         for name, handlers in services.items():
             handler = grpc.method_handlers_generic_handler(name, handlers)
@@ -159,10 +175,10 @@ class RouterApp:
         for service in ("", INFERENCE, FLEET):
             await self._health.set(service, status.SERVING if serving else status.NOT_SERVING)
 
-    async def _check_silence(self) -> None:
+    async def _beat(self) -> None:
         while True:
-            self._silence.check(time.monotonic())
-            await asyncio.sleep(SILENCE_PERIOD)
+            self._pulse.beat(time.monotonic())
+            await asyncio.sleep(PULSE)
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kvmesh.certificates import CertificateFiles
 from prefix_index.redis_url import check_redis_shards, check_redis_url
+from router.patience import Patience
 from router.policies import POLICIES
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
@@ -42,7 +43,14 @@ class RouterConfig:
     max_in_flight: int = 1024  # requests; more get RESOURCE_EXHAUSTED
     tokenizer_threads: int = 2
     request_timeout: float = 3600.0  # for a client that sets no deadline of its own
-    node_silence: float = 2.0  # a node that has sent no state for so long is down
+    connect_timeout: float = 10.0  # for a node to take a request
+    first_token_timeout: float = 600.0  # then, for its first token; the node's queue is part of it
+    token_timeout: float = 60.0  # between tokens
+    resume_timeout: float = 10.0  # for a stream that lost its node to find another
+    retry_share: float = 0.2  # retries that each request allows, all requests together
+    node_silence: float = 2.0  # a node that has sent no state for so long gets nothing new
+    stream_silence: float = 10.0  # and after so long its streams go on elsewhere
+    slow_start: float = 10.0  # in which a node that joins comes to its full share of requests
     shutdown_grace: float = 30.0  # running streams may finish for so long
     log_requests: bool = False
 
@@ -53,23 +61,7 @@ class RouterConfig:
             raise ValueError("nodes: must be different from each other")
         if self.policy not in POLICIES:
             raise ValueError(f"policy: must be one of {', '.join(POLICIES)}, is {self.policy!r}")
-        for field in (
-            "max_request_bytes",
-            "max_header_bytes",
-            "max_in_flight",
-            "tokenizer_threads",
-        ):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}: must be at least 1, is {getattr(self, field)}")
-        for field in (
-            "request_timeout",
-            "node_silence",
-            "header_timeout",
-            "body_timeout",
-            "lease_time",
-        ):
-            if not getattr(self, field) > 0:
-                raise ValueError(f"{field}: must be above 0 seconds, is {getattr(self, field)}")
+        self._check_numbers()
         self._check_tls()
         check_redis_url(self.redis_url)
         check_redis_shards(self.redis_shards)
@@ -87,6 +79,33 @@ class RouterConfig:
         if self.admin_names and self.tls_ca is None:
             raise ValueError("tls_ca: must be set beside admin_names, which are in certificates")
 
+    def _check_numbers(self) -> None:
+        for field in (
+            "max_request_bytes",
+            "max_header_bytes",
+            "max_in_flight",
+            "tokenizer_threads",
+        ):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}: must be at least 1, is {getattr(self, field)}")
+        for field in (
+            "request_timeout",
+            "connect_timeout",
+            "first_token_timeout",
+            "token_timeout",
+            "resume_timeout",
+            "node_silence",
+            "stream_silence",
+            "header_timeout",
+            "body_timeout",
+            "lease_time",
+        ):
+            if not getattr(self, field) > 0:
+                raise ValueError(f"{field}: must be above 0 seconds, is {getattr(self, field)}")
+        for field in ("retry_share", "slow_start"):
+            if not getattr(self, field) >= 0:
+                raise ValueError(f"{field}: must be at least 0, is {getattr(self, field)}")
+
     @property
     def http_scheme(self) -> str:
         return "http" if self.tls_cert is None else "https"
@@ -103,3 +122,8 @@ class RouterConfig:
             self.node_tls_cert, self.node_tls_key, self.node_tls_ca, "node_tls_"
         )
         return files if files.ca is not None else None
+
+    @property
+    def patience(self) -> Patience:
+        """With a node, stage by stage."""
+        return Patience(self.connect_timeout, self.first_token_timeout, self.token_timeout)

@@ -26,8 +26,10 @@ from kvmesh.validation import (
 )
 from router.admission import Admission, fit_max_tokens
 from router.answer import Answer
-from router.dispatch import Dispatcher, Job
+from router.deadline import within
+from router.dispatch import Dispatcher
 from router.fleet import Fleet, Model
+from router.job import Job
 from router.leasing import Leasing
 from router.metadata import Pair
 from router.metrics import RouterMetrics
@@ -109,16 +111,17 @@ class RouterCore:
             prompt, model = await self._prepare(request, caller)
             if caller.ready is not None:
                 await caller.ready()
-            deadline = arrived + self._limit(caller.timeout)
-            job = Job(request, prompt, model, caller.metadata, arrived, deadline)
-            answer = await self._dispatcher.open(job)
-            entry.report = answer.report
-            try:
-                yield answer
-                entry.summary = await answer.summary()
-                self.metrics.used(entry.summary.usage)
-            finally:
-                answer.close()
+            limit = self._limit(caller.timeout)
+            job = Job(request, prompt, model, caller.metadata, arrived, arrived + limit)
+            async with within(arrived + limit, f"the request did not end within {limit:g} s"):
+                answer = await self._dispatcher.open(job)
+                entry.report = answer.report
+                try:
+                    yield answer
+                    entry.summary = await answer.summary()
+                    self.metrics.used(entry.summary.usage)
+                finally:
+                    answer.close()
 
     async def route(
         self, request: inference_pb2.RouteRequest, caller: Caller

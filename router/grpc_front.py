@@ -13,11 +13,12 @@ from kvmesh.errors import Code, RequestError, abort
 from kvmesh.v1 import fleet_pb2, inference_pb2
 from kvmesh.v1 import generate_pb2 as pb
 from router.admin import AdminRole
-from router.answer import NodeError
 from router.core import Caller, RouterCore
+from router.drain import Drain
 from router.failures import as_request_error
 from router.fleet_view import FleetView
 from router.node import WINDOW_BYTES
+from router.node_call import NodeError
 from router.wire import parse
 
 T = TypeVar("T")
@@ -119,15 +120,21 @@ class FleetFront(_Front):
     """kvmesh.v1.Fleet."""
 
     def __init__(
-        self, core: RouterCore, view: FleetView, admin: AdminRole, max_request_bytes: int
+        self,
+        core: RouterCore,
+        view: FleetView,
+        drain: Drain,
+        admin: AdminRole,
+        max_request_bytes: int,
     ) -> None:
         super().__init__(core, max_request_bytes)
         self._view = view
+        self._drain = drain
         self._admin = admin
 
     def handlers(self) -> dict[str, Any]:
         served = {"ListNodes": self.list_nodes, "Explain": self.explain}
-        changing = {name: _later(name) for name in CHANGING}
+        changing = {name: _later(name) for name in CHANGING} | {"Drain": self.drain}
         guarded = {name: self._for_admins(name, handler) for name, handler in changing.items()}
         return {
             name: grpc.unary_unary_rpc_method_handler(handler)
@@ -155,6 +162,17 @@ class FleetFront(_Front):
         caller = Caller("explain", context.invocation_metadata() or (), context.time_remaining())
         route = await self.core.explain(request, caller)
         return _serialized(fleet_pb2.ExplainResponse(route=route))
+
+    @served("drain", bounded=False)
+    async def drain(self, raw: bytes, _context: Context) -> bytes:
+        request = parse(raw, fleet_pb2.FleetDrainRequest, self._max)
+        if request.resume:
+            running = await self._drain.end(request.node)
+        else:
+            timed = request.HasField("timeout")
+            timeout = request.timeout.ToMicroseconds() / 1e6 if timed else None
+            running = await self._drain.begin(request.node, timeout, move=request.move)
+        return _serialized(fleet_pb2.FleetDrainResponse(running=running))
 
 
 def unserved(method: str, instead: str) -> RequestError:

@@ -6,10 +6,11 @@ from google.protobuf import duration_pb2
 
 from kvmesh.errors import invalid, unimplemented
 from kvmesh.v1 import inference_pb2 as pb
-from router.dispatch import Dispatcher, Job
+from router.job import Job
 from router.leases import Leases
 from router.ledger import Ledger
 from router.placement import Placed, Placement
+from router.sender import Sender
 
 MAX_AVOIDED = 64
 """Names of nodes that one request may want to keep away from."""
@@ -19,10 +20,10 @@ class Leasing:
     """Answers Route. Every lease that it gives out is in `leases` until it ends."""
 
     def __init__(
-        self, placement: Placement, dispatcher: Dispatcher, ledger: Ledger, leases: Leases
+        self, placement: Placement, sender: Sender, ledger: Ledger, leases: Leases
     ) -> None:
         self._placement = placement
-        self._dispatcher = dispatcher
+        self._sender = sender
         self._ledger = ledger
         self._leases = leases
 
@@ -42,8 +43,7 @@ class Leasing:
         attempt = self._leases.give_up(job.prompt.salt, job.request.request_id) + 1
         placed = self._place(job, attempt, request)
         holds.callback(self._ledger.release, placed.reservation)
-        dispatch = self._dispatcher.node_request(job, placed)
-        dispatch.resume.extend(request.resume)
+        dispatch = self._sender.request(job, placed, request.resume)
         dispatch.ClearField("salt")  # travels in the lease
         name, salt = placed.node.name, job.prompt.salt
         lease = self._leases.grant(dispatch, name, salt, holds.pop_all())
@@ -53,7 +53,7 @@ class Leasing:
             address=placed.node.address,
             lease=lease,
             expires_in=expires,
-            route=self._dispatcher.report(job, placed),
+            route=self._sender.report(job, placed),
             dispatch=dispatch,
         )
 

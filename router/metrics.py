@@ -4,23 +4,21 @@ counted no further.
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Concatenate, ParamSpec
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from kvmesh.errors import Code, RequestError
-from kvmesh.v1 import fleet_pb2
 from kvmesh.v1 import generate_pb2 as pb
+from router.fleet_gauges import FleetGauges
 from router.index import Index
-from router.node import Health
 from router.policy import Choice
 from router.prompt import Prompt
 from router.registry import Registry
+from router.retry_budget import RetryBudget
 
 log = structlog.get_logger("router")
 
@@ -71,6 +69,7 @@ class RouterMetrics:
             "routed", "Dispatches by why the node was chosen", "policy", "reason"
         )
         self._retries = counter("retries", "Dispatches that a node did not take", "code")
+        self._resumes = counter("resumes", "Answers whose node was lost in mid-stream", "outcome")
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of dispatched requests")
         self._predicted = counter("predicted_cached_tokens", "Of these, cached says the index")
         self._cached = counter("cached_tokens", "Of these, cached said the node", "tier")
@@ -120,6 +119,11 @@ class RouterMetrics:
         self._retries.labels(code.name).inc()
 
     @_harmless
+    def resumed(self, outcome: str) -> None:
+        """One of a few words: done, failed, impossible."""
+        self._resumes.labels(outcome).inc()
+
+    @_harmless
     def first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)
 
@@ -133,9 +137,11 @@ class RouterMetrics:
         for tier in ("gpu", "cpu", "remote"):
             self._cached.labels(tier).inc(getattr(usage.cached, tier))
 
-    def watch(self, registry: Registry, index: Index) -> None:
+    def watch(self, registry: Registry, index: Index, budget: RetryBudget) -> None:
         """Adds gauges that are read off the fleet when Prometheus asks."""
-        self.registry.register(_FleetGauges(registry, index))
+        self.registry.register(FleetGauges(registry, index))
+        left = Gauge("kvmesh_router_retry_budget", "Retries to be had", registry=self.registry)
+        left.set_function(lambda: budget.left)
 
     def report_once(self, error: Exception) -> None:
         if not self._broken:
@@ -147,26 +153,3 @@ def _code(error: BaseException) -> Code:
     if isinstance(error, RequestError):
         return error.code
     return Code.CANCELLED if isinstance(error, asyncio.CancelledError) else Code.INTERNAL
-
-
-class _FleetGauges(Collector):
-    def __init__(self, registry: Registry, index: Index) -> None:
-        self._registry = registry
-        self._index = index
-
-    def collect(self) -> Iterable[Metric]:
-        nodes = self._registry.nodes
-        health = GaugeMetricFamily("kvmesh_router_nodes", "Nodes by health", labels=["health"])
-        for word, value in Health.items():
-            if value != Health.NODE_HEALTH_UNSPECIFIED:
-                count = sum(node.health == value for node in nodes)
-                health.add_metric([word.removeprefix("NODE_HEALTH_").lower()], count)
-        blocks = GaugeMetricFamily("kvmesh_router_index_blocks", "Indexed blocks", labels=["node"])
-        mode = GaugeMetricFamily(
-            "kvmesh_router_index_mode", "1 for the mode the index is in", labels=["node", "mode"]
-        )
-        for node in nodes:
-            blocks.add_metric([node.name], self._index.size(node.name))
-            word = fleet_pb2.IndexMode.Name(self._index.mode(node.name))
-            mode.add_metric([node.name, word.removeprefix("INDEX_MODE_").lower()], 1)
-        return [health, blocks, mode]

@@ -1,11 +1,15 @@
 """One cache node as the router sees it."""
 
+import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import grpc
 
 from kvmesh.v1 import cache_node_pb2 as pb
 from kvmesh.v1 import fleet_pb2
+from router.breaker import Breaker
+from router.patience import Stage
 
 Health = fleet_pb2.NodeHealth
 
@@ -21,7 +25,7 @@ CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),  # the dispatcher retries, on another node
     ("grpc.keepalive_time_ms", 10_000),  # below that, servers ask for an option to allow it
-    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 10_000),  # a host that is gone; watchers find silence sooner
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -33,10 +37,20 @@ FrameCall = grpc.aio.UnaryStreamCall[pb.NodeGenerateRequest, bytes]
 FrameMethod = grpc.aio.UnaryStreamMultiCallable[pb.NodeGenerateRequest, bytes]
 
 
+class OpenCall(Protocol):
+    """A request that runs on a node, see NodeCall."""
+
+    stage: Stage
+
+    def wait_longer(self, seconds: float) -> None: ...
+
+    def give_up(self, reason: str, *, fault: bool = True) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class Node:
     """Owned by the registry; the watcher alone changes what it knows. `calls` are the requests that
-    run there.
+    run there; each adds and removes itself, and tells the breaker how it went.
     """
 
     address: str
@@ -47,7 +61,9 @@ class Node:
     num_blocks: int = 0
     epoch: int = 0
     load: pb.NodeLoad = field(default_factory=pb.NodeLoad)
-    calls: set[FrameCall] = field(default_factory=set)
+    calls: set[OpenCall] = field(default_factory=set)
+    breaker: Breaker = field(default_factory=lambda: Breaker(time.monotonic))
+    joined: float | None = None  # a running fleet, not long ago; see Eligibility
 
     @property
     def accepted(self) -> bool:
@@ -73,14 +89,12 @@ class Node:
             request_serializer=pb.NodeGenerateRequest.SerializeToString,
             response_deserializer=None,
         )
-        call = method(request, metadata=metadata, timeout=timeout)
-        self.calls.add(call)
-        call.add_done_callback(self.calls.discard)
-        return call
+        return method(request, metadata=metadata, timeout=timeout)
 
-    def drop_calls(self) -> None:
-        """Gives up on everything that runs there: the peer hangs and would never break the calls
-        itself.
+    def drop_calls(self, reason: str, *, streams: bool) -> None:
+        """Gives up on what runs there, with or without the answers that have begun: a peer that
+        hangs would never break its calls itself.
         """
         for call in list(self.calls):
-            call.cancel()
+            if streams or call.stage is not Stage.TOKENS:
+                call.give_up(reason)

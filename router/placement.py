@@ -9,6 +9,8 @@ from kvmesh.errors import unavailable
 from kvmesh.v1 import generate_pb2 as pb
 from prefix_index.mirror import Match
 from router.admission import blocks_of
+from router.breaker import BreakerState
+from router.eligibility import Eligibility
 from router.fleet import Model
 from router.index import Index
 from router.ledger import Ledger, Reservation
@@ -39,6 +41,7 @@ class Placement:
     def __init__(
         self,
         registry: Registry,
+        eligibility: Eligibility,
         index: Index,
         ledger: Ledger,
         policy: str,
@@ -46,6 +49,7 @@ class Placement:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
+        self._eligibility = eligibility
         self._index = index
         self._ledger = ledger
         self.policy = policy
@@ -62,7 +66,10 @@ class Placement:
         tried: Collection[str] = (),
     ) -> Placed:
         """Raises UNAVAILABLE when no node is up, those with an address in `tried` apart."""
-        nodes = [node for node in self._registry.up if node.address not in tried]
+        left = [node for node in self._registry.up if node.address not in tried]
+        nodes = self._eligibility.of(left)
+        if left and not nodes:
+            raise unavailable("the cache nodes that are up have failed, they rest for a while")
         candidates = self.candidates(prompt, model, nodes)
         choice = self.choose(prompt, model, candidates)
         node = next(node for node in nodes if node.name == choice.candidate.node)
@@ -158,7 +165,10 @@ def _candidate(candidate: Candidate, cost: Cost, prompt_tokens: int) -> pb.Route
 
 def _excluded(node: Node) -> pb.RouteCandidate:
     health = Health.Name(node.health).removeprefix("NODE_HEALTH_").lower()
-    reason = "refused this request" if node.health == Health.NODE_HEALTH_UP else health
+    reason = health
+    if node.health == Health.NODE_HEALTH_UP:
+        resting = node.breaker.state is not BreakerState.CLOSED
+        reason = f"breaker {node.breaker.state.value}" if resting else "refused this request"
     return pb.RouteCandidate(
         node=node.name, excluded=f"{reason}: {node.detail}" if node.detail else reason
     )

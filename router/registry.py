@@ -28,9 +28,14 @@ class Registry:
             for address in addresses
         ]
         self._listeners: list[Callable[[], None]] = []
+        self._on_join: list[Callable[[Node], None]] = []
 
     def on_change(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
+
+    def on_join(self, listener: Callable[[Node], None]) -> None:
+        """Called with each node that is there in a new life."""
+        self._on_join.append(listener)
 
     @property
     def up(self) -> list[Node]:
@@ -52,6 +57,10 @@ class Registry:
 
     def accept(self, node: Node, info: pb.NodeInfo) -> None:
         """What a member of the fleet said of itself. It is UP once `set_health` says so."""
+        if info.epoch != node.epoch:
+            node.breaker.reset()
+            for listener in self._on_join:
+                listener(node)
         node.name, node.num_blocks, node.epoch = info.name, info.num_blocks, info.epoch
 
     def set_health(self, node: Node, health: Health.ValueType, detail: str = "") -> None:
@@ -70,6 +79,12 @@ class Registry:
         )
         for listener in self._listeners:
             listener()
+
+    def pass_time(self, seconds: float) -> None:
+        """What runs on the nodes has kept us waiting for so much longer."""
+        for node in self.nodes:
+            for call in list(node.calls):
+                call.wait_longer(seconds)
 
     async def close(self) -> None:
         for node in self.nodes:

@@ -25,7 +25,8 @@ STATE_INTERVAL = duration_pb2.Duration(nanos=10_000_000)
 INFO_TIMEOUT = 10.0  # seconds; tokenizer files are some MB
 FIRST_RETRY, LAST_RETRY = 0.1, 1.0  # seconds between attempts to reach a node
 
-NO_LIFE = "no sign of life: the host or the process hangs"
+SILENT = "no sign of life: the host or the process hangs, or is starved"
+NO_LIFE = "gives no sign of life"
 
 StateCall = aio.UnaryStreamCall[pb.WatchStateRequest, pb.NodeState]
 
@@ -42,8 +43,11 @@ class Watcher:
     """Runs for as long as the router does.
 
     connect ──Info──▶ fits ──WatchState──▶ UP, states ──break──▶ DOWN, index dropped ──▶ connect
-                │                             └───silence──▶ and the calls that run there given up
-                └──▶ REFUSED ──▶ connect
+                │                        │  ▲                ▲
+                └──▶ REFUSED ──▶ connect └──┴─silence─▶ DOWN ┘ too long: its streams are given up
+
+    A silent node gets nothing new, and what has no token yet goes elsewhere; what streams there may
+    go on, since a host without CPU time is not a dead one.
     """
 
     def __init__(
@@ -130,7 +134,7 @@ class Watcher:
         with_events = self._index.wants_events(info.name)
         call = self._watch_state(with_events)
         silent = asyncio.Event()
-        self._silence.watch(self._node.address, lambda: self._give_up(call, silent))
+        self._silence.watch(self._node.address, self._suspect, lambda: self._give_up(call, silent))
         try:
             async for state in call:
                 self._silence.heard(self._node.address)
@@ -140,7 +144,7 @@ class Watcher:
         except asyncio.CancelledError:
             if not silent.is_set():
                 raise
-            raise NodeLost(Health.NODE_HEALTH_DOWN, NO_LIFE) from None
+            raise NodeLost(Health.NODE_HEALTH_DOWN, SILENT) from None
         finally:
             self._silence.unwatch(self._node.address)
             call.cancel()
@@ -166,8 +170,11 @@ class Watcher:
             return True
         return self._index.apply(info.name, info.epoch, state.events)
 
+    def _suspect(self) -> None:
+        self._registry.set_health(self._node, Health.NODE_HEALTH_DOWN, SILENT)
+        self._node.drop_calls(NO_LIFE, streams=False)
+
     def _give_up(self, call: StateCall, silent: asyncio.Event) -> None:
         silent.set()
-        self._registry.set_health(self._node, Health.NODE_HEALTH_DOWN, NO_LIFE)
-        self._node.drop_calls()
+        self._node.drop_calls(NO_LIFE, streams=True)
         call.cancel()

@@ -11,7 +11,7 @@ from kvmesh.cli.node_flags import (
 )
 from router.policies import POLICIES
 
-ROUTING, LIMITS = "Routing", "Limits"
+ROUTING, LIMITS, FAILURE = "Routing", "Limits", "Failure"
 
 POLICY_FLAGS = {
     "policy": Flag("How a node is chosen for a request.", ROUTING, choices=POLICIES),
@@ -60,12 +60,34 @@ LEASE_FLAGS = {
     "lease_time": Flag("Seconds in which a client can claim a lease.", LIMITS),
 }
 
+FAILURE_FLAGS = {
+    "node_silence": Flag("Seconds after which a silent node gets nothing new.", FAILURE),
+    "stream_silence": Flag(
+        "Seconds after which the streams of a silent node go on elsewhere.", FAILURE
+    ),
+    "connect_timeout": Flag("Seconds for a node to take a request.", FAILURE),
+    "first_token_timeout": Flag(
+        "Seconds until the first token once a node has taken a request.", FAILURE
+    ),
+    "token_timeout": Flag("Seconds between two tokens of a node.", FAILURE),
+    "resume_timeout": Flag(
+        "Seconds in which a stream that lost its node must find another.", FAILURE
+    ),
+    "retry_share": Flag(
+        "Retries that each request allows, all requests together; 10 a second more are free.",
+        FAILURE,
+        least=0,
+    ),
+    "slow_start": Flag(
+        "Seconds in which a node that joins comes to its full share of requests.", FAILURE, least=0
+    ),
+}
 ROUTER_FLAGS = {
     "nodes": Flag(
         "host:port of a cache node. Once for each node.", ROUTING, name="node", env="KVMESH_NODES"
     ),
     **POLICY_FLAGS,
-    "node_silence": Flag("Seconds after which a silent node counts as down.", ROUTING),
+    **FAILURE_FLAGS,
     "http_host": Flag("Address that the HTTP API listens on.", NETWORK),
     "http_port": Flag("Port of the OpenAI-compatible API.", NETWORK, least=0, most=65535),
     "grpc_host": Flag("Address that the gRPC API listens on.", NETWORK),

@@ -14,7 +14,13 @@ from kvmesh.cli.node_flags import (
     TLS_FLAGS,
 )
 from kvmesh.cli.ports import free_ports
-from kvmesh.cli.router_flags import ADMIN_FLAGS, HTTP_FLAGS, LEASE_FLAGS, POLICY_FLAGS
+from kvmesh.cli.router_flags import (
+    ADMIN_FLAGS,
+    FAILURE_FLAGS,
+    HTTP_FLAGS,
+    LEASE_FLAGS,
+    POLICY_FLAGS,
+)
 from prefix_index.redis_url import check_redis_shards, check_redis_url
 from router.config import RouterConfig
 
@@ -38,6 +44,14 @@ class ServeConfig:
     header_timeout: float = ROUTER.header_timeout
     body_timeout: float = ROUTER.body_timeout
     cors_allow_origins: tuple[str, ...] = ROUTER.cors_allow_origins
+    node_silence: float = ROUTER.node_silence
+    stream_silence: float = ROUTER.stream_silence
+    connect_timeout: float = ROUTER.connect_timeout
+    first_token_timeout: float = ROUTER.first_token_timeout
+    token_timeout: float = ROUTER.token_timeout
+    resume_timeout: float = ROUTER.resume_timeout
+    retry_share: float = ROUTER.retry_share
+    slow_start: float = ROUTER.slow_start
     node_port_base: int | None = None
     redis_url: str | None = NODE.redis_url
     redis_group: str = NODE.redis_group
@@ -110,6 +124,7 @@ class ServeConfig:
             header_timeout=self.header_timeout,
             body_timeout=self.body_timeout,
             cors_allow_origins=self.cors_allow_origins,
+            **{name: getattr(self, name) for name in FAILURE_FLAGS},
             shutdown_grace=self.shutdown_grace,
             log_requests=self.log_requests,
         )
@@ -152,6 +167,7 @@ SERVE_FLAGS = {
         default_text="free ports",
     ),
     **HTTP_FLAGS,
+    **FAILURE_FLAGS,
     **INDEX_FLAGS,
     **TLS_FLAGS,
     **ADMIN_FLAGS,

@@ -239,8 +239,14 @@ class FleetDrainRequest(_message.Message):
 
     NODE_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    MOVE_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     """Name of the node."""
+    move: _builtins.bool
+    """Let this router's streams that still run then go on at other nodes, if one takes requests. Their clients see no seam."""
+    resume: _builtins.bool
+    """Take new work again instead, at once."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """Give up waiting for running requests after so long. Unset: wait for ever."""
@@ -250,10 +256,12 @@ class FleetDrainRequest(_message.Message):
         *,
         node: _builtins.str = ...,
         timeout: _duration_pb2.Duration | None = ...,
+        move: _builtins.bool = ...,
+        resume: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["move", b"move", "node", b"node", "resume", b"resume", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -267,7 +275,7 @@ class FleetDrainResponse(_message.Message):
 
     RUNNING_FIELD_NUMBER: _builtins.int
     running: _builtins.int
-    """Requests that still run."""
+    """Requests that still run there; those that have just been moved are among them."""
     def __init__(
         self,
         *,

@@ -90,7 +90,8 @@ class FleetServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stops new work on a node and lets the old finish. NOT_FOUND for an unknown node. UNIMPLEMENTED today.
+        """Stops new work on a node, for all routers, and waits for the old to finish. NOT_FOUND for an unknown node, UNAVAILABLE
+        for one that is not there. The node drains until it is told to resume, whatever becomes of this call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

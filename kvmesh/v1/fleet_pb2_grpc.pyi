@@ -41,7 +41,9 @@ class FleetStub:
     Explain: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ExplainRequest, _fleet_pb2.ExplainResponse]
     """Where would this prompt go now, and why? Reserves nothing."""
     Drain: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.FleetDrainRequest, _fleet_pb2.FleetDrainResponse]
-    """Stops new work on a node and lets the old finish. NOT_FOUND for an unknown node. UNIMPLEMENTED today."""
+    """Stops new work on a node, for all routers, and waits for the old to finish. NOT_FOUND for an unknown node, UNAVAILABLE
+    for one that is not there. The node drains until it is told to resume, whatever becomes of this call.
+    """
     PinPrefix: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.PinPrefixRequest, _fleet_pb2.PinPrefixResponse]
     """Keeps a prefix in the cache of the fleet. UNIMPLEMENTED today."""
     UnpinPrefix: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.UnpinPrefixRequest, _fleet_pb2.UnpinPrefixResponse]
@@ -62,7 +64,9 @@ class FleetAsyncStub(FleetStub):
     Explain: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ExplainRequest, _fleet_pb2.ExplainResponse]  # type: ignore[assignment]
     """Where would this prompt go now, and why? Reserves nothing."""
     Drain: _aio.UnaryUnaryMultiCallable[_fleet_pb2.FleetDrainRequest, _fleet_pb2.FleetDrainResponse]  # type: ignore[assignment]
-    """Stops new work on a node and lets the old finish. NOT_FOUND for an unknown node. UNIMPLEMENTED today."""
+    """Stops new work on a node, for all routers, and waits for the old to finish. NOT_FOUND for an unknown node, UNAVAILABLE
+    for one that is not there. The node drains until it is told to resume, whatever becomes of this call.
+    """
     PinPrefix: _aio.UnaryUnaryMultiCallable[_fleet_pb2.PinPrefixRequest, _fleet_pb2.PinPrefixResponse]  # type: ignore[assignment]
     """Keeps a prefix in the cache of the fleet. UNIMPLEMENTED today."""
     UnpinPrefix: _aio.UnaryUnaryMultiCallable[_fleet_pb2.UnpinPrefixRequest, _fleet_pb2.UnpinPrefixResponse]  # type: ignore[assignment]
@@ -95,7 +99,9 @@ class FleetServicer:
         request: _fleet_pb2.FleetDrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.FleetDrainResponse, _abc.Awaitable[_fleet_pb2.FleetDrainResponse]]:
-        """Stops new work on a node and lets the old finish. NOT_FOUND for an unknown node. UNIMPLEMENTED today."""
+        """Stops new work on a node, for all routers, and waits for the old to finish. NOT_FOUND for an unknown node, UNAVAILABLE
+        for one that is not there. The node drains until it is told to resume, whatever becomes of this call.
+        """
 
     def PinPrefix(
         self,

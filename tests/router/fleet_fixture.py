@@ -67,6 +67,9 @@ class RunningFleet:
 
         return fleet_pb2.NodeHealth.Name(self.app.view.nodes()[place].health)
 
+    def breaker(self, place: int) -> str:
+        return self.app._registry.nodes[place].breaker.state.value
+
     async def close(self) -> None:
         await self.http.aclose()
         await self.channel.close()

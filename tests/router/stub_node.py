@@ -18,7 +18,7 @@ import grpc
 
 from cache_node.lease_gate import LeaseGate
 from cache_node.lease_news import LeaseNews
-from kvmesh.errors import RequestError, abort, exhausted
+from kvmesh.errors import RequestError, abort, exhausted, unavailable
 from kvmesh.lease import METADATA, LeaseKey
 from kvmesh.packing import pack_tokens, unpack_tokens
 from kvmesh.tls import ServerTls, listen
@@ -191,6 +191,8 @@ class StubNode(rpc.CacheNodeServicer):
             await abort(context, RequestError(grpc.StatusCode.ALREADY_EXISTS, "running"))
         if request.epoch not in (0, self.info.epoch):
             await abort(context, RequestError(grpc.StatusCode.FAILED_PRECONDITION, "other epoch"))
+        if self.draining:
+            await abort(context, unavailable(f"{self.name} is draining"))
         if script.full:
             await abort(context, exhausted(f"{self.name} is full", 0.25))
         running = self.running[key] = Running(request, metadata)
@@ -219,13 +221,14 @@ class StubNode(rpc.CacheNodeServicer):
         self.notify()
         prompt = unpack_tokens(request.token_ids)
         count = request.sampling.max_tokens
-        for place in range(max(count, 1)):
-            if place:
+        first = min((len(e.token_ids) // 4 for e in request.resume if not e.finished), default=0)
+        for place in range(first, max(count, 1)):
+            if place > first:
                 await asyncio.sleep(script.per_token)
-            if script.fail_after and place == script.fail_after:
+            if script.fail_after and place - first == script.fail_after:
                 await self._fail(context, script.code, "in the middle")
             last = place + 1 >= count
-            frame = _frame(request.sampling, prompt, place, padding=script.padding)
+            frame = _frame(request, prompt, place, padding=script.padding)
             if last:
                 frame.prompt_logprobs.extend(_prompt_logprobs(request.sampling, prompt))
                 frame.summary.CopyFrom(self._summary(request, cached, count, start))
@@ -235,7 +238,7 @@ class StubNode(rpc.CacheNodeServicer):
                 )
             await context.write(frame)
             self.frames += 1
-        if script.fail_after and script.fail_after == count:
+        if script.fail_after and script.fail_after == count - first:
             await self._fail(context, script.code, "at the end")
 
     def _cache(self, request) -> int:
@@ -268,6 +271,11 @@ class StubNode(rpc.CacheNodeServicer):
         error = RequestError(grpc.StatusCode[code], f"scripted {where}", retry_after=0.5)
         await abort(context, error)
 
+    async def Drain(self, request, context):  # noqa: N802
+        self.draining = not request.resume
+        self.notify()
+        return pb.DrainResponse(running=len(self.running))
+
     async def CheckIntegrity(self, request, context):  # noqa: N802
         return pb.CheckIntegrityResponse(requests=len(self.running))
 
@@ -276,12 +284,18 @@ def _blocks(request: pb.NodeGenerateRequest) -> int:
     return -(-(len(request.token_ids) // 4 + request.sampling.max_tokens) // 16)
 
 
-def _frame(sampling, prompt, place, *, padding: int) -> generate_pb2.GenerateResponse:
+def _frame(request, prompt, place, *, padding: int) -> generate_pb2.GenerateResponse:
+    sampling = request.sampling
     if not sampling.max_tokens:  # the prompt only
         ended = generate_pb2.SampleDelta(finish_reason=generate_pb2.FINISH_REASON_LENGTH)
         return generate_pb2.GenerateResponse(deltas=[ended])
     last = place + 1 == sampling.max_tokens
-    samples = range(sampling.n or 1)
+    had = {each.index: each for each in request.resume}  # a sample that goes on here
+    samples = [
+        index
+        for index in range(sampling.n or 1)
+        if index not in had or (not had[index].finished and place >= len(had[index].token_ids) // 4)
+    ]
     return generate_pb2.GenerateResponse(
         deltas=[
             _delta(sampling, index, prompt[(place + index) % len(prompt)], last, padding)

@@ -62,7 +62,6 @@ async def test_explain_reserves_nothing_and_names_who_is_left_out():
 async def test_what_comes_later_is_unimplemented():
     async with running_fleet(StubNode()) as fleet:
         calls = {
-            "Drain": fleet_pb2.FleetDrainRequest(),
             "PinPrefix": fleet_pb2.PinPrefixRequest(),
             "UnpinPrefix": fleet_pb2.UnpinPrefixRequest(),
             "ClearCache": fleet_pb2.ClearCacheRequest(),

@@ -6,7 +6,6 @@ import signal
 import time
 
 import grpc
-import pytest
 
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.node_process import NodeProcess
@@ -28,11 +27,6 @@ def processes(*names):
 
 async def node_of(fleet, metadata=()):
     return (await answer(fleet, request(), metadata=metadata))[0].route.node
-
-
-async def read_all(call):
-    while await call.read() is not grpc.aio.EOF:
-        pass
 
 
 async def test_a_full_node_is_passed_over():
@@ -94,12 +88,9 @@ async def test_a_node_killed_in_mid_stream_and_others_go_on():
             others = [await node_of(fleet) for _ in range(4)]
             assert time.monotonic() - killed < 2
             assert set(others) == {"node-1"}
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await read_all(calls[victim])
-            assert caught.value.code() == Code.UNAVAILABLE
-            assert "node-0 was lost after" in caught.value.details()
-            assert await calls[1 - victim].read() is not grpc.aio.EOF
-            calls[1 - victim].cancel()
+            for call in (calls[victim], calls[1 - victim]):  # both go on
+                assert await call.read() is not grpc.aio.EOF
+                call.cancel()
             await eventually(lambda: fleet.app.ledger.idle, 1)
             await eventually(lambda: fleet.health(0) == "NODE_HEALTH_DOWN", 2)
 

@@ -1,0 +1,54 @@
+"""What the router knows of its nodes, as gauges that are read off when Prometheus asks."""
+
+from collections.abc import Iterable
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvmesh.v1 import fleet_pb2
+from router.breaker import BreakerState
+from router.index import Index
+from router.node import Health, Node
+from router.registry import Registry
+
+
+class FleetGauges(Collector):
+    """Health, breaker and index of each node. Labels are bounded by the router's configuration."""
+
+    def __init__(self, registry: Registry, index: Index) -> None:
+        self._registry = registry
+        self._index = index
+
+    def collect(self) -> Iterable[Metric]:
+        nodes = self._registry.nodes
+        return [_health(nodes), _breakers(nodes), *self._indexes(nodes)]
+
+    def _indexes(self, nodes: list[Node]) -> list[Metric]:
+        blocks = GaugeMetricFamily("kvmesh_router_index_blocks", "Indexed blocks", labels=["node"])
+        mode = GaugeMetricFamily(
+            "kvmesh_router_index_mode", "1 for the mode the index is in", labels=["node", "mode"]
+        )
+        for node in nodes:
+            blocks.add_metric([node.name], self._index.size(node.name))
+            word = fleet_pb2.IndexMode.Name(self._index.mode(node.name))
+            mode.add_metric([node.name, word.removeprefix("INDEX_MODE_").lower()], 1)
+        return [blocks, mode]
+
+
+def _health(nodes: list[Node]) -> Metric:
+    health = GaugeMetricFamily("kvmesh_router_nodes", "Nodes by health", labels=["health"])
+    for word, value in Health.items():
+        if value != Health.NODE_HEALTH_UNSPECIFIED:
+            count = sum(node.health == value for node in nodes)
+            health.add_metric([word.removeprefix("NODE_HEALTH_").lower()], count)
+    return health
+
+
+def _breakers(nodes: list[Node]) -> Metric:
+    breakers = GaugeMetricFamily(
+        "kvmesh_router_breaker", "1 for the state the breaker is in", labels=["node", "state"]
+    )
+    for node in nodes:
+        for state in BreakerState:
+            breakers.add_metric([node.name, state.value], float(node.breaker.state is state))
+    return breakers

@@ -1,0 +1,38 @@
+"""What the nodes said that did not take a request, and what its client is told then."""
+
+from dataclasses import dataclass, field
+
+from kvmesh.errors import Code, RequestError, exhausted, unavailable
+from router.admission import FULL_RETRY
+from router.node_call import NodeFailed
+from router.placement import Placed
+
+MOST_LOST = 3
+"""Nodes that one request may take with it, if it is the request that does it."""
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Of one round in which each node is tried at most once."""
+
+    errors: list[RequestError] = field(default_factory=list)
+    tried: set[str] = field(default_factory=set)
+    lost: int = 0
+
+    def add(self, placed: Placed, failed: NodeFailed) -> None:
+        self.errors.append(failed.error)
+        self.tried.add(placed.node.address)
+        self.lost += failed.lost
+
+    @property
+    def dangerous(self) -> bool:
+        """Whether it is not worth another node."""
+        return self.lost >= MOST_LOST
+
+    def verdict(self) -> RequestError:
+        """Full and gone are never mixed up: a full node is there, so it is worth coming back."""
+        full = [each for each in self.errors if each.code == Code.RESOURCE_EXHAUSTED]
+        if full:
+            retry = min(each.retry_after or FULL_RETRY for each in full)
+            return exhausted(f"all nodes are full: {full[-1].message}", retry)
+        return unavailable(f"no cache node took the request: {self.errors[-1].message}")
