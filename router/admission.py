@@ -1,65 +1,124 @@
-"""What is refused before it costs anything: too much at once, and what no node could ever hold."""
+"""What a request passes before it reaches a node, the cheap checks first.
 
-from collections.abc import Iterator
+arrival ─▶ places in the router ─▶ tenant's requests, a second and at once
+prompt  ─▶ tenant's tokens a second ─▶ queue until a node has room ─▶ dispatch
+"""
+
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from kvmesh.errors import exhausted, invalid
-from kvmesh.v1 import generate_pb2 as pb
-from kvmesh.validation import resolve_max_tokens
-from router.fleet import Model
+from kvmesh.errors import invalid
+from router.charge import Charge, TokenAccount
+from router.fair_queue import PriorityClass, Waiter
+from router.local_limits import LocalLimits
+from router.metadata import Pair
+from router.refusal import refused
+from router.request_size import RequestSize
+from router.start_gate import StartGate
+from router.tenant_directory import TenantDirectory
+from router.tenants import EVERYBODY, Tenant
 
 FULL_RETRY = 1.0
 """Seconds after which a client may come back when the router or all nodes are full."""
 
+SHARE = 8
+"""A tenant has at most so many times the places that are free: however many come, another finds
+some. Without tenants there is nobody to keep them for.
+"""
+
 
 class Admission:
-    """Bounds the requests in flight. A slot is held from arrival to the end of the answer."""
+    """Owns what a request holds of the router, and of its tenant's limits, from arrival to end.
 
-    def __init__(self, max_in_flight: int) -> None:
+    `queue_timeout`, and the `clock` of all times here, are in seconds.
+    """
+
+    def __init__(
+        self,
+        max_in_flight: int,
+        queue_timeout: float,
+        tenants: TenantDirectory,
+        limits: LocalLimits,
+        tokens: TokenAccount,
+        gate: StartGate,
+        clock: Callable[[], float],
+    ) -> None:
         self._max_in_flight = max_in_flight
-        self.in_flight = 0
+        self._queue_timeout = queue_timeout
+        self._tenants = tenants
+        self._limits = limits
+        self._tokens = tokens
+        self._gate = gate
+        self._clock = clock
+        self._places: dict[str, int] = {}  # by tenant
+
+    @property
+    def in_flight(self) -> int:
+        return sum(self._places.values())
+
+    def tenant_of(self, client: Iterable[Pair]) -> Tenant:
+        """See TenantDirectory.tenant_of."""
+        return self._tenants.tenant_of(client)
 
     @contextmanager
-    def slot(self, count: int = 1) -> Iterator[None]:
-        """Takes `count` slots. Raises RESOURCE_EXHAUSTED when there are fewer, INVALID_ARGUMENT
-        when there are never so many.
+    def slot(self, tenant: Tenant = EVERYBODY, count: int = 1) -> Iterator[None]:
+        """Takes `count` places for requests of `tenant`, until the block is left.
+
+        Raises RESOURCE_EXHAUSTED when the router, or the tenant, may not have so many now,
+        INVALID_ARGUMENT when there are never so many.
         """
-        if count > self._max_in_flight:
-            most = self._max_in_flight
-            raise invalid("prompt", f"must be at most {most} prompts, the router's limit in flight")
-        if self.in_flight + count > self._max_in_flight:
-            raise exhausted(
-                f"the router has its limit of {self._max_in_flight} requests in flight", FULL_RETRY
-            )
-        self.in_flight += count
+        self._check_places(tenant, count)
+        with self._limits.request(tenant, count):
+            self._places[tenant.name] = self._places.get(tenant.name, 0) + count
+            try:
+                yield
+            finally:
+                self._places[tenant.name] -= count
+                if not self._places[tenant.name]:
+                    del self._places[tenant.name]
+
+    async def start(
+        self, tenant: Tenant, priority: int, size: RequestSize, deadline: float
+    ) -> Charge:
+        """Returns when the request may be dispatched, which has to be the next thing that is done.
+        The caller closes the charge when the request has ended.
+
+        Raises RESOURCE_EXHAUSTED for more tokens than the tenant may have now, for a full queue,
+        and for a request that cannot start before `deadline`; UNAVAILABLE without a node.
+        """
+        charge = await self._tokens.take(tenant, size)
+        now = self._clock()
+        waiter = Waiter(
+            tenant.name,
+            tenant.limits.weight,
+            PriorityClass.of(priority),
+            charge.expected,
+            size,
+            arrived=now,
+            start_by=min(now + self._queue_timeout, deadline),
+        )
         try:
-            yield
-        finally:
-            self.in_flight -= count
+            await self._gate.start(waiter)
+        except BaseException:
+            charge.close()
+            raise
+        return charge
+
+    def _check_places(self, tenant: Tenant, count: int) -> None:
+        most, free = self._max_in_flight, self._max_in_flight - self.in_flight
+        if count > most:
+            raise invalid("prompt", f"must be at most {most} prompts, the router's limit in flight")
+        if count > free:
+            message = f"the router has its limit of {most} requests in flight"
+            raise refused("in_flight", message, FULL_RETRY)
+        own = self._places.get(tenant.name, 0) + count
+        if tenant is not EVERYBODY and own > max(1, SHARE * (free - count)):
+            message = f"the router has room for {free} more, not for tenant {tenant.name} now"
+            raise refused("in_flight", message, FULL_RETRY)
 
 
-def fit_max_tokens(
-    params: pb.SamplingParams, prompt_tokens: int, model: Model, largest_pool: int
-) -> int:
-    """Most tokens to generate: what was asked for, or what context and pool leave.
-
-    Raises INVALID_ARGUMENT for a request that no node could hold even when it runs alone (A1).
-    """
-    wanted = resolve_max_tokens(params, prompt_tokens, model.max_model_len)
-    room = largest_pool * model.block_size - prompt_tokens
-    if room < 1:
-        most = largest_pool * model.block_size - 1
-        raise invalid(
-            "prompt", f"must have at most {most} tokens to fit a node, has {prompt_tokens}"
-        )
-    if params.HasField("max_tokens") and wanted > room:
-        raise invalid(
-            "max_tokens",
-            f"must be at most {room}: no node has memory for prompt ({prompt_tokens}) and more",
-        )
-    return min(wanted, room)
-
-
-def blocks_of(tokens: int, block_size: int) -> int:
-    """Whole blocks that so many tokens take."""
-    return -(-tokens // block_size)
+def check_tenant_priority(tenant: Tenant, priority: int) -> None:
+    """Raises INVALID_ARGUMENT for more than the tenant may have."""
+    most = tenant.limits.max_priority
+    if priority > most:
+        raise invalid("priority", f"must be at most {most} for tenant {tenant.name}, is {priority}")

@@ -15,7 +15,7 @@ from kvmesh.fleet_key import FleetKey
 from kvmesh.lease import LeaseKey
 from kvmesh.tls import channel_credentials, listen, server_tls
 from router.admin import AdminRole
-from router.admission import Admission
+from router.admitting import Admitting
 from router.config import RouterConfig
 from router.core import RouterCore
 from router.dispatch import Dispatcher
@@ -57,7 +57,6 @@ class RouterApp:
         self._tls = server_tls(config.tls_files)
         self._admin = AdminRole(config.admin_key_file, config.admin_names)
         self.ledger = Ledger()
-        self.admission = Admission(config.max_in_flight)
         self.metrics = RouterMetrics()
         self._fleet = Fleet()
         fleet_key = FleetKey.read(config.fleet_key_file) if config.fleet_key_file else None
@@ -67,6 +66,10 @@ class RouterApp:
         self._registry = Registry(config.nodes, channel_credentials(config.node_tls_files))
         self._reader = PromptReader(config.tokenizer_threads)
         self._router_id = uuid.uuid4().hex
+        self._admitting = Admitting(
+            config, self._registry, self.ledger, self.metrics.admission, self._router_id
+        )
+        self.admission = self._admitting.admission
         self.view = FleetView(self._registry, self.ledger, self._index)
         self._core = self._make_core()
         self._grpc = grpc.aio.server(options=SERVER_OPTIONS)
@@ -81,6 +84,7 @@ class RouterApp:
 
     def _make_core(self) -> RouterCore:
         policy, rng = self._config.policy, random.Random()
+<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
         eligibility = Eligibility(self._config.slow_start, time.monotonic, rng)
         self._registry.on_join(eligibility.joined)
         placement = Placement(self._registry, eligibility, self._index, self.ledger, policy, rng)
@@ -90,6 +94,12 @@ class RouterApp:
             placement, self.ledger, self._router_id, self.metrics, self._config.patience
         )
         dispatcher = Dispatcher(sender, budget, self.metrics, self._config.resume_timeout)
+=======
+        watermark = self._admitting.watermark
+        placement = Placement(self._registry, self._index, self.ledger, watermark, policy, rng)
+        dispatcher = Dispatcher(placement, self.ledger, self._router_id, self.metrics)
+        self.metrics.watch(self._registry, self._index)
+>>>>>>> local
         return RouterCore(
             self._fleet,
             self._registry,
@@ -109,7 +119,13 @@ class RouterApp:
         await self._start_grpc()
         self.http_port = await self._http.start()
         self._spawn(self._index.run(), "index")
+<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
         self._spawn(self._beat(), "pulse")
+=======
+        self._spawn(self._check_silence(), "silence")
+        for name, work in self._admitting.work().items():
+            self._spawn(work, name)
+>>>>>>> local
         for node in self._registry.nodes:
             watcher = Watcher(
                 node,
@@ -131,6 +147,7 @@ class RouterApp:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._admitting.close()
         await self._registry.close()
         self._reader.close()
 

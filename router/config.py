@@ -41,6 +41,11 @@ class RouterConfig:
     body_timeout: float = 60.0  # and its body
     cors_allow_origins: tuple[str, ...] = ()  # whose pages may call the HTTP API; "*" for all
     max_in_flight: int = 1024  # requests; more get RESOURCE_EXHAUSTED
+    tenants: str | None = None  # TOML file of who may send requests, or "redis"; None: everybody
+    max_queue: int = 512  # requests that wait for room on a node; more get RESOURCE_EXHAUSTED
+    queue_timeout: float = 60.0  # that a request waits at most
+    low_watermark: float = 0.90  # share of a node's blocks at which it takes requests again
+    high_watermark: float = 0.95  # share above which it takes none
     tokenizer_threads: int = 2
     request_timeout: float = 3600.0  # for a client that sets no deadline of its own
     connect_timeout: float = 10.0  # for a node to take a request
@@ -84,6 +89,7 @@ class RouterConfig:
             "max_request_bytes",
             "max_header_bytes",
             "max_in_flight",
+            "max_queue",
             "tokenizer_threads",
         ):
             if getattr(self, field) < 1:
@@ -99,12 +105,43 @@ class RouterConfig:
             "header_timeout",
             "body_timeout",
             "lease_time",
+            "queue_timeout",
         ):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field}: must be above 0 seconds, is {getattr(self, field)}")
+<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
         for field in ("retry_share", "slow_start"):
             if not getattr(self, field) >= 0:
                 raise ValueError(f"{field}: must be at least 0, is {getattr(self, field)}")
+=======
+        self._check_admission()
+        self._check_tls()
+        check_redis_url(self.redis_url)
+        check_redis_shards(self.redis_shards)
+        for origin in self.cors_allow_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    "cors_allow_origins: must be * or an origin such as https://example.org, "
+                    f"is {origin!r}"
+                )
+
+    def _check_admission(self) -> None:
+        if not 0 < self.low_watermark <= self.high_watermark <= 1:
+            low, high = self.low_watermark, self.high_watermark
+            raise ValueError(
+                "low_watermark: must be above 0, at most high_watermark, and that at most 1: "
+                f"they are {low} and {high}"
+            )
+        if self.tenants == "redis" and self.redis_url is None:
+            raise ValueError("tenants: redis needs a redis_url")
+
+    def _check_tls(self) -> None:
+        self.tls_files.check_server()
+        if self.node_tls_files is None and self.node_tls_cert is not None:
+            raise ValueError("node_tls_ca: must be set beside node_tls_cert")
+        if self.admin_names and self.tls_ca is None:
+            raise ValueError("tls_ca: must be set beside admin_names, which are in certificates")
+>>>>>>> local
 
     @property
     def http_scheme(self) -> str:

@@ -8,6 +8,7 @@ from contextlib import (
     AbstractContextManager,
     ExitStack,
     asynccontextmanager,
+    closing,
     contextmanager,
     nullcontext,
 )
@@ -24,10 +25,15 @@ from kvmesh.validation import (
     check_session,
     check_unserved,
 )
-from router.admission import Admission, fit_max_tokens
+from router.admission import Admission, check_tenant_priority
 from router.answer import Answer
+<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
 from router.deadline import within
 from router.dispatch import Dispatcher
+=======
+from router.charge import Charge
+from router.dispatch import Dispatcher, Job
+>>>>>>> local
 from router.fleet import Fleet, Model
 from router.job import Job
 from router.leasing import Leasing
@@ -37,6 +43,8 @@ from router.placement import Placement
 from router.prompt import Prompt, PromptReader
 from router.registry import Registry
 from router.request_log import RequestLog
+from router.request_size import RequestSize, check_fits, fit_max_tokens
+from router.tenants import EVERYBODY, Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +57,10 @@ class Caller:
     """
 
     endpoint: str  # for the log
+    tenant: Tenant = EVERYBODY
     metadata: Iterable[Pair] = ()
     timeout: float | None = None
     default_max_tokens: int | None = None
-    salt: bytes = b""  # of the tenant: what is cached under another is not found
     ready: Callable[[], Awaitable[object]] | None = None
 
 
@@ -85,20 +93,26 @@ class RouterCore:
         self._log = request_log
 
     @contextmanager
-    def arrival(self, endpoint: str, *, bounded: bool = True) -> Iterator[None]:
+    def arrival(
+        self, endpoint: str, client: Iterable[Pair] | None, *, bounded: bool = True
+    ) -> Iterator[Tenant]:
         """Counts a request and holds its place from arrival to end; fronts work on it inside.
+        `client` is its metadata or headers; None is for what every client may ask.
 
-        Raises RESOURCE_EXHAUSTED when there is no place. What costs nothing, and operators need
-        most when the router is full, is not `bounded`.
+        Raises UNAUTHENTICATED for a client that is no tenant, RESOURCE_EXHAUSTED when there is no
+        place for it. What costs nothing, and operators need most when the router is full, is not
+        `bounded`.
         """
-        with self.metrics.observed(endpoint), self._admission.slot() if bounded else nullcontext():
-            yield
+        with self.metrics.observed(endpoint):
+            tenant = EVERYBODY if client is None else self._admission.tenant_of(client)
+            with self._admission.slot(tenant) if bounded else nullcontext():
+                yield tenant
 
-    def more_places(self, count: int) -> AbstractContextManager[None]:
+    def more_places(self, tenant: Tenant, count: int) -> AbstractContextManager[None]:
         """For a request that stands for `count` more than the one that arrived. Raises
         RESOURCE_EXHAUSTED, and INVALID_ARGUMENT for so many that there never is room.
         """
-        return self._admission.slot(count)
+        return self._admission.slot(tenant, count)
 
     @asynccontextmanager
     async def generate(self, request: pb.GenerateRequest, caller: Caller) -> AsyncIterator[Answer]:
@@ -111,9 +125,15 @@ class RouterCore:
             prompt, model = await self._prepare(request, caller)
             if caller.ready is not None:
                 await caller.ready()
+<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
             limit = self._limit(caller.timeout)
             job = Job(request, prompt, model, caller.metadata, arrived, arrived + limit)
             async with within(arrived + limit, f"the request did not end within {limit:g} s"):
+=======
+            deadline = arrived + self._limit(caller.timeout)
+            job = Job(request, prompt, model, caller.metadata, arrived, deadline)
+            with closing(await self._admit(job, caller)) as charge:
+>>>>>>> local
                 answer = await self._dispatcher.open(job)
                 entry.report = answer.report
                 try:
@@ -121,6 +141,10 @@ class RouterCore:
                     entry.summary = await answer.summary()
                     self.metrics.used(entry.summary.usage)
                 finally:
+<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
+=======
+                    charge.use(entry.summary.usage, answer.frames)
+>>>>>>> local
                     answer.close()
 
     async def route(
@@ -134,11 +158,12 @@ class RouterCore:
         arrived = time.monotonic()
         generate = request.request
         with self._log.entry(caller.endpoint, generate) as entry, ExitStack() as holds:
-            holds.enter_context(self._admission.slot())
+            holds.enter_context(self._admission.slot(caller.tenant))
             prompt, model = await self._prepare(generate, caller)
             deadline = arrived + self._limit(caller.timeout)
             job = Job(generate, prompt, model, caller.metadata, arrived, deadline)
-            response = self._leasing.lease(job, request, holds)
+            charge = holds.enter_context(closing(await self._admit(job, caller)))
+            response = self._leasing.lease(job, request, holds, charge)
             entry.report = response.route
             return response
 
@@ -173,16 +198,22 @@ class RouterCore:
             raise invalid("model", f"must be {model.name!r} or empty, is {name[:200]!r}")
         return model
 
+    async def _admit(self, job: Job, caller: Caller) -> Charge:
+        """Returns when the job may be dispatched. Raises RequestError."""
+        priority = job.request.priority
+        return await self._admission.start(caller.tenant, priority, job.size, job.deadline)
+
     async def _prepare(self, request: pb.GenerateRequest, caller: Caller) -> tuple[Prompt, Model]:
         """Every check that needs no node, the cheap ones first; then decides what is left open."""
         model = self.model(request.model)
         check_request_id(request.request_id)
         check_priority(request.priority)
         check_session(request.session)
+        check_tenant_priority(caller.tenant, request.priority)
         check_cache_mode(request.cache)
         check_unserved(request)
         check_sampling(request.sampling, model.vocab_size)
-        prompt = await self._reader.read(request, model, caller.salt)
+        prompt = await self._reader.read(request, model, caller.tenant.salt)
         self.metrics.prompt_read(prompt)
         if (largest := self._registry.largest_pool) is None:
             raise unavailable("no cache node is up")
@@ -190,6 +221,7 @@ class RouterCore:
         if caller.default_max_tokens is not None and not request.sampling.HasField("max_tokens"):
             most = min(most, caller.default_max_tokens)
         self._resolve(request, most)
+        check_fits(RequestSize.of(request.sampling, prompt.count, model.block_size), largest)
         return prompt, model
 
     def _limit(self, timeout: float | None) -> float:

@@ -14,6 +14,7 @@ from router.http_errors import error_response, in_openais_words
 from router.http_head import choose_request_id
 from router.http_io import read_body
 from router.openai_answers import error_body, event
+from router.tenants import EVERYBODY
 
 T = TypeVar("T")
 
@@ -29,6 +30,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send, closing: asyncio.Event) -> None:
         self.request = Request(scope, receive)
         self.names: dict[str, str] = {}  # of fields, in the client's words
+        self.tenant = EVERYBODY  # until it is known whose request it is
         self._scope, self._receive, self._send = scope, receive, send
         self._closing = closing
         self._start = time.monotonic()

@@ -37,6 +37,7 @@ class GenerationEndpoint(Endpoint):
         reply = reply_form(asked, exchange)
         caller = Caller(
             self._name,
+            exchange.tenant,
             trace(exchange.request.headers),
             default_max_tokens=None if self._chat else DEFAULT_MAX_TOKENS,
         )
@@ -81,7 +82,7 @@ class GenerationEndpoint(Endpoint):
             except RequestError as error:
                 raise _of_prompt(place, error) from error
 
-        with self._core.more_places(len(requests) - 1):
+        with self._core.more_places(caller.tenant, len(requests) - 1):
             try:
                 async with asyncio.TaskGroup() as group:
                     for place in range(len(requests)):

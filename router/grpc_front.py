@@ -18,12 +18,16 @@ from router.drain import Drain
 from router.failures import as_request_error
 from router.fleet_view import FleetView
 from router.node import WINDOW_BYTES
+<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
 from router.node_call import NodeError
+=======
+from router.tenants import Tenant
+>>>>>>> local
 from router.wire import parse
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[bytes, bytes]
-Handler = Callable[[Any, bytes, Context], Awaitable[T]]
+Handler = Callable[[Any, bytes, Context, Tenant], Awaitable[T]]
 BytesHandler = Callable[[bytes, Context], Awaitable[bytes]]
 
 SERVER_OPTIONS = (
@@ -45,17 +49,21 @@ CHANGING = ("Drain", "PinPrefix", "UnpinPrefix", "ClearCache")
 """Methods of Fleet that are for admins."""
 
 
-def served(endpoint: str, *, bounded: bool = True) -> Callable[[Handler[T]], Any]:
-    """Counts a method's requests against the router's bounds, and lets no exception reach grpc,
-    which would answer UNKNOWN: it becomes a status with details, or INTERNAL with an id.
+def served(
+    endpoint: str, *, bounded: bool = True, by_anybody: bool = False
+) -> Callable[[Handler[T]], Any]:
+    """Finds out whose request it is, counts it against the bounds of tenant and router, and lets no
+    exception reach grpc, which would answer UNKNOWN: it becomes a status with details, or INTERNAL
+    with an id.
     """
 
     def decorate(handler: Handler[T]) -> Any:
         @functools.wraps(handler)
         async def run(self: "_Front", raw: bytes, context: Context) -> T:
+            client = None if by_anybody else context.invocation_metadata() or ()
             try:
-                with self.core.arrival(endpoint, bounded=bounded):
-                    return await handler(self, raw, context)
+                with self.core.arrival(endpoint, client, bounded=bounded) as tenant:
+                    return await handler(self, raw, context, tenant)
             except Exception as error:  # noqa: BLE001  # whatever it is, the client gets a status
                 failure = as_request_error(error)
             return await _end(context, failure)
@@ -63,6 +71,11 @@ def served(endpoint: str, *, bounded: bool = True) -> Callable[[Handler[T]], Any
         return run
 
     return decorate
+
+
+def _caller(endpoint: str, context: Context, tenant: Tenant) -> Caller:
+    metadata = context.invocation_metadata() or ()
+    return Caller(endpoint, tenant, metadata, context.time_remaining())
 
 
 async def _end(context: Context, error: RequestError) -> NoReturn:
@@ -89,9 +102,9 @@ class InferenceFront(_Front):
         }
 
     @served("generate")
-    async def generate(self, raw: bytes, context: Context) -> None:
+    async def generate(self, raw: bytes, context: Context, tenant: Tenant) -> None:
         request = parse(raw, pb.GenerateRequest, self._max)
-        caller = Caller("generate", context.invocation_metadata() or (), context.time_remaining())
+        caller = _caller("generate", context, tenant)
         async with self.core.generate(request, caller) as answer:
             await context.send_initial_metadata(tuple(await answer.initial_metadata()))
             while (frame := await answer.read()) is not None:
@@ -99,18 +112,18 @@ class InferenceFront(_Front):
             context.set_trailing_metadata(tuple(await answer.trailing_metadata()))
 
     @served("route", bounded=False)
-    async def route(self, raw: bytes, context: Context) -> bytes:
+    async def route(self, raw: bytes, context: Context, tenant: Tenant) -> bytes:
         request = parse(raw, inference_pb2.RouteRequest, self._max)
-        caller = Caller("route", context.invocation_metadata() or (), context.time_remaining())
+        caller = _caller("route", context, tenant)
         return _serialized(await self.core.route(request, caller))
 
     @served("tokenize")
-    async def tokenize(self, raw: bytes, _context: Context) -> bytes:
+    async def tokenize(self, raw: bytes, _context: Context, _tenant: Tenant) -> bytes:
         request = parse(raw, inference_pb2.TokenizeRequest, self._max)
         return _serialized(await self.core.tokenize(request))
 
     @served("detokenize")
-    async def detokenize(self, raw: bytes, _context: Context) -> bytes:
+    async def detokenize(self, raw: bytes, _context: Context, _tenant: Tenant) -> bytes:
         request = parse(raw, inference_pb2.DetokenizeRequest, self._max)
         text = await self.core.detokenize(request)
         return _serialized(inference_pb2.DetokenizeResponse(text=text))
@@ -151,15 +164,15 @@ class FleetFront(_Front):
 
         return guarded
 
-    @served("list_nodes", bounded=False)
-    async def list_nodes(self, raw: bytes, _context: Context) -> bytes:
+    @served("list_nodes", bounded=False, by_anybody=True)
+    async def list_nodes(self, raw: bytes, _context: Context, _tenant: Tenant) -> bytes:
         parse(raw, fleet_pb2.ListNodesRequest, self._max)
         return _serialized(fleet_pb2.ListNodesResponse(nodes=self._view.nodes()))
 
     @served("explain")
-    async def explain(self, raw: bytes, context: Context) -> bytes:
+    async def explain(self, raw: bytes, context: Context, tenant: Tenant) -> bytes:
         request = parse(raw, fleet_pb2.ExplainRequest, self._max).request
-        caller = Caller("explain", context.invocation_metadata() or (), context.time_remaining())
+        caller = _caller("explain", context, tenant)
         route = await self.core.explain(request, caller)
         return _serialized(fleet_pb2.ExplainResponse(route=route))
 

@@ -35,7 +35,8 @@ class Endpoint(ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._closing)
         try:
-            with self._core.arrival(self._name):
+            with self._core.arrival(self._name, exchange.request.headers.items()) as tenant:
+                exchange.tenant = tenant
                 config = self._config
                 raw = await exchange.read(config.max_request_bytes, config.body_timeout)
                 await exchange.while_there(self._answer(raw, exchange))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from starlette.responses import JSONResponse
 
-from kvmesh.errors import RequestError
+from kvmesh.errors import Code, RequestError
 from router.openai_answers import error_body
 
 # Fields that are named otherwise in OpenAI's requests than in ours.
@@ -31,4 +31,6 @@ def error_response(error: RequestError) -> JSONResponse:
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
+    if error.code == Code.UNAUTHENTICATED:
+        headers["www-authenticate"] = "Bearer"
     return JSONResponse(error_body(error), error.http_code, headers)

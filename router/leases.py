@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from kvmesh.lease import LeaseKey
 from kvmesh.v1 import cache_node_pb2 as node_pb
+from router.charge import Charge
 from router.metrics import RouterMetrics
 
 SLACK = 1.0
@@ -31,6 +32,7 @@ _Request = tuple[bytes, str]  # the tenant's salt, request id
 class _Granted:
     request: _Request
     holds: ExitStack
+    charge: Charge
     expiry: asyncio.TimerHandle
     claimed: bool = False
 
@@ -55,16 +57,21 @@ class Leases:
         return len(self._granted)
 
     def grant(
-        self, request: node_pb.NodeGenerateRequest, node: str, salt: bytes, holds: ExitStack
+        self,
+        request: node_pb.NodeGenerateRequest,
+        node: str,
+        salt: bytes,
+        holds: ExitStack,
+        charge: Charge,
     ) -> bytes:
         """A signed lease for `request` on the node called `node`. Takes over `holds`, which is
-        closed when the lease ends.
+        closed when the lease ends, after `charge` has been told what it used.
         """
         assert self._key is not None
         lease = self._key.sign(request, node, salt, time.time() + self.seconds)
         key = (node, request.request_id, request.attempt)
         timer = asyncio.get_running_loop().call_later(self.seconds + SLACK, self._expire, key)
-        self._granted[key] = _Granted((salt, request.request_id), holds, timer)
+        self._granted[key] = _Granted((salt, request.request_id), holds, charge, timer)
         self._newest[salt, request.request_id] = key
         self._metrics.lease("granted")
         return lease
@@ -83,6 +90,8 @@ class Leases:
             key = (node, report.request_id, report.attempt)
             if report.ended:
                 self._metrics.used(report.usage)
+                if key in self._granted:
+                    self._granted[key].charge.use(report.usage, 0)
                 self._end(key, "ended")
             else:
                 self._claim(key)
@@ -105,6 +114,7 @@ class Leases:
         granted = self._granted.get(key)
         if granted is not None and not granted.claimed:
             granted.claimed = True
+            granted.charge.used = granted.charge.expected  # until the node tells more
             granted.expiry.cancel()
             self._metrics.lease("claimed")
 

@@ -6,7 +6,12 @@ from google.protobuf import duration_pb2
 
 from kvmesh.errors import invalid, unimplemented
 from kvmesh.v1 import inference_pb2 as pb
+<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
 from router.job import Job
+=======
+from router.charge import Charge
+from router.dispatch import Dispatcher, Job
+>>>>>>> local
 from router.leases import Leases
 from router.ledger import Ledger
 from router.placement import Placed, Placement
@@ -34,9 +39,11 @@ class Leasing:
         if len(request.avoid) > MAX_AVOIDED:
             raise invalid("avoid", f"must name at most {MAX_AVOIDED}, has {len(request.avoid)}")
 
-    def lease(self, job: Job, request: pb.RouteRequest, holds: ExitStack) -> pb.RouteResponse:
-        """Places `job` and signs a lease for it, which takes over `holds`. The lease before it, of
-        the same request, ends.
+    def lease(
+        self, job: Job, request: pb.RouteRequest, holds: ExitStack, charge: Charge
+    ) -> pb.RouteResponse:
+        """Places `job` and signs a lease for it, which takes over `holds` and tells `charge` what
+        was used. The lease before it, of the same request, ends.
 
         Raises UNAVAILABLE when no node is up, those to avoid apart.
         """
@@ -46,7 +53,7 @@ class Leasing:
         dispatch = self._sender.request(job, placed, request.resume)
         dispatch.ClearField("salt")  # travels in the lease
         name, salt = placed.node.name, job.prompt.salt
-        lease = self._leases.grant(dispatch, name, salt, holds.pop_all())
+        lease = self._leases.grant(dispatch, name, salt, holds.pop_all(), charge)
         expires = duration_pb2.Duration()
         expires.FromMilliseconds(int(self._leases.seconds * 1000))
         return pb.RouteResponse(
@@ -60,4 +67,4 @@ class Leasing:
     def _place(self, job: Job, attempt: int, request: pb.RouteRequest) -> Placed:
         tried = self._placement.addresses(request.avoid)
         name = job.request.request_id
-        return self._placement.place(name, job.prompt, job.model, attempt, tried)
+        return self._placement.place(name, job.prompt, job.model, attempt, job.size, tried)

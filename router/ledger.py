@@ -8,6 +8,7 @@ it has sent after that one, and takes off what it has seen end since: nothing is
 the next request of a conversation does not find the node busy with the one before.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvmesh.errors import Code, RequestError
@@ -26,6 +27,8 @@ class Reservation:
     sequence: int  # the router's count of dispatches to the node
     prefill_tokens: int  # prompt tokens that the node is expected to compute
     blocks: int  # that the prompt takes
+    committed: int  # blocks that it can come to hold, as the node counts its growth
+    samples: int
 
     @property
     def key(self) -> Key:
@@ -42,6 +45,8 @@ class Change:
     requests: int = 0
     prefill_tokens: int = 0
     blocks: int = 0
+    committed: int = 0
+    samples: int = 0
 
 
 @dataclass(slots=True)
@@ -61,9 +66,22 @@ class Ledger:
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
         self._requests: set[str] = set()
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_room(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` after every release and every report: there may be room now."""
+        self._listeners.append(listener)
 
     def reserve(
-        self, request_id: str, attempt: int, node: str, *, prefill_tokens: int, blocks: int
+        self,
+        request_id: str,
+        attempt: int,
+        node: str,
+        *,
+        prefill_tokens: int,
+        blocks: int,
+        committed: int = 0,
+        samples: int = 0,
     ) -> Reservation:
         """Raises ALREADY_EXISTS while another dispatch of the request id is held."""
         if request_id in self._requests:
@@ -75,7 +93,14 @@ class Ledger:
         account = self._accounts.setdefault(node, _Account())
         account.sequence += 1
         reservation = Reservation(
-            request_id, attempt, node, account.sequence, prefill_tokens, blocks
+            request_id,
+            attempt,
+            node,
+            account.sequence,
+            prefill_tokens,
+            blocks,
+            committed,
+            samples,
         )
         self._requests.add(request_id)
         account.held[reservation.key] = account.prefilling[reservation.key] = reservation
@@ -101,11 +126,15 @@ class Ledger:
             if reservation.sequence <= account.reported:
                 account.settled.requests += 1
                 account.settled.blocks += reservation.blocks
+                account.settled.committed += reservation.committed
+                account.settled.samples += reservation.samples
+            self._changed()
 
     def report(self, node: str, last_sequence: int) -> None:
         """The node has reported its load, dispatches up to `last_sequence` counted."""
         account = self._accounts.setdefault(node, _Account())
         account.reported, account.settled = last_sequence, Change()
+        self._changed()
 
     def since_report(self, node: str) -> Change:
         """What to add to the node's last report."""
@@ -119,10 +148,16 @@ class Ledger:
             requests=len(held) - settled.requests,
             prefill_tokens=sum(each.prefill_tokens for each in prefilling) - settled.prefill_tokens,
             blocks=sum(each.blocks for each in held) - settled.blocks,
+            committed=sum(each.committed for each in held) - settled.committed,
+            samples=sum(each.samples for each in held) - settled.samples,
         )
 
     def in_flight(self, node: str) -> int:
         return len(self._accounts[node].held) if node in self._accounts else 0
+
+    def _changed(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     @property
     def idle(self) -> bool:

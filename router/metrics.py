@@ -3,53 +3,45 @@ counted no further.
 """
 
 import asyncio
+<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
 import functools
 from collections.abc import Callable, Iterator
+=======
+from collections.abc import Iterable, Iterator
+>>>>>>> local
 from contextlib import contextmanager
-from typing import Concatenate, ParamSpec
 
-import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from kvmesh.errors import Code, RequestError
 from kvmesh.v1 import generate_pb2 as pb
+<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
 from router.fleet_gauges import FleetGauges
+=======
+from router.admission_metrics import AdmissionMetrics
+from router.harmless import LogsOnce, harmless
+>>>>>>> local
 from router.index import Index
 from router.policy import Choice
 from router.prompt import Prompt
+from router.refusal import RefusedError
 from router.registry import Registry
 from router.retry_budget import RetryBudget
-
-log = structlog.get_logger("router")
 
 _STAGE = (10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 0.1, 0.5)
 _TTFT = (1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
-P = ParamSpec("P")
 
-
-def _harmless(
-    method: Callable[Concatenate["RouterMetrics", P], None],
-) -> Callable[Concatenate["RouterMetrics", P], None]:
-    @functools.wraps(method)
-    def guarded(self: "RouterMetrics", /, *args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            method(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001  # see the head of this file
-            self.report_once(error)
-
-    return guarded
-
-
-class RouterMetrics:
+class RouterMetrics(LogsOnce):
     """One set per router, in its own registry. Times are in seconds, as Prometheus wants them;
     labels are bounded.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.registry = CollectorRegistry()
+        self.admission = AdmissionMetrics(self.registry)
         ProcessCollector(registry=self.registry)
-        self._broken = False
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"kvmesh_router_{name}", text, labels, registry=self.registry)
@@ -89,49 +81,55 @@ class RouterMetrics:
             yield
         except BaseException as error:
             code = _code(error)
+            if isinstance(error, RefusedError):
+                self.admission.refused(error)
             raise
         finally:
             self._moved(-1)
             self._ended(endpoint, code)
 
-    @_harmless
+    @harmless
     def _moved(self, by: int) -> None:
         self._in_flight.inc(by)
 
-    @_harmless
+    @harmless
     def _ended(self, endpoint: str, code: Code) -> None:
         self._requests.labels(endpoint, code.name).inc()
 
-    @_harmless
+    @harmless
     def prompt_read(self, prompt: Prompt) -> None:
         self._tokenize.observe(prompt.tokenize_us / 1e6)
         self._keys.observe(prompt.key_us / 1e6)
 
-    @_harmless
+    @harmless
     def routed(self, policy: str, choice: Choice, prompt: Prompt, ns: int) -> None:
         self._route.observe(ns / 1e9)
         self._routed.labels(policy, choice.kind).inc()
         self._prompt_tokens.inc(prompt.count)
         self._predicted.inc(choice.candidate.expected_tokens)
 
-    @_harmless
+    @harmless
     def retried(self, code: Code) -> None:
         self._retries.labels(code.name).inc()
 
+<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
     @_harmless
     def resumed(self, outcome: str) -> None:
         """One of a few words: done, failed, impossible."""
         self._resumes.labels(outcome).inc()
 
     @_harmless
+=======
+    @harmless
+>>>>>>> local
     def first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)
 
-    @_harmless
+    @harmless
     def lease(self, event: str) -> None:
         self._leases.labels(event).inc()
 
-    @_harmless
+    @harmless
     def used(self, usage: pb.Usage) -> None:
         self._completion.inc(usage.completion_tokens)
         for tier in ("gpu", "cpu", "remote"):
@@ -142,11 +140,6 @@ class RouterMetrics:
         self.registry.register(FleetGauges(registry, index))
         left = Gauge("kvmesh_router_retry_budget", "Retries to be had", registry=self.registry)
         left.set_function(lambda: budget.left)
-
-    def report_once(self, error: Exception) -> None:
-        if not self._broken:
-            self._broken = True
-            log.error("metrics", exc_info=error)
 
 
 def _code(error: BaseException) -> Code:

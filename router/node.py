@@ -59,6 +59,7 @@ class Node:
     health: Health.ValueType = Health.NODE_HEALTH_CONNECTING
     detail: str = "not seen yet"
     num_blocks: int = 0
+    max_num_seqs: int = 0
     epoch: int = 0
     load: pb.NodeLoad = field(default_factory=pb.NodeLoad)
     calls: set[OpenCall] = field(default_factory=set)

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from kvmesh.errors import unavailable
 from kvmesh.v1 import generate_pb2 as pb
 from prefix_index.mirror import Match
+<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
 from router.admission import blocks_of
 from router.breaker import BreakerState
 from router.eligibility import Eligibility
+=======
+>>>>>>> local
 from router.fleet import Model
 from router.index import Index
 from router.ledger import Ledger, Reservation
@@ -21,6 +24,8 @@ from router.prefix_aware import predicted_ttft
 from router.prompt import Prompt
 from router.recent_prompts import Holder, RecentPrompts
 from router.registry import Registry
+from router.request_size import RequestSize, blocks_of
+from router.watermark import Watermark
 
 NOTHING, FREE = Match(0, 0), Cost(0.0)
 
@@ -44,6 +49,7 @@ class Placement:
         eligibility: Eligibility,
         index: Index,
         ledger: Ledger,
+        watermark: Watermark,
         policy: str,
         rng: random.Random,
         clock: Callable[[], float] = time.monotonic,
@@ -52,6 +58,7 @@ class Placement:
         self._eligibility = eligibility
         self._index = index
         self._ledger = ledger
+        self._watermark = watermark
         self.policy = policy
         self._rng = rng
         self._recent = RecentPrompts(clock)
@@ -63,13 +70,22 @@ class Placement:
         prompt: Prompt,
         model: Model,
         attempt: int,
+        size: RequestSize,
         tried: Collection[str] = (),
     ) -> Placed:
+<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
         """Raises UNAVAILABLE when no node is up, those with an address in `tried` apart."""
         left = [node for node in self._registry.up if node.address not in tried]
         nodes = self._eligibility.of(left)
         if left and not nodes:
             raise unavailable("the cache nodes that are up have failed, they rest for a while")
+=======
+        """On a node with room, while there is one. Raises UNAVAILABLE when none is up, those at an
+        address in `tried` apart.
+        """
+        up = [node for node in self._registry.up if node.address not in tried]
+        nodes = self._watermark.with_room(up, size) or up
+>>>>>>> local
         candidates = self.candidates(prompt, model, nodes)
         choice = self.choose(prompt, model, candidates)
         node = next(node for node in nodes if node.name == choice.candidate.node)
@@ -79,6 +95,8 @@ class Placement:
             node.name,
             prefill_tokens=prompt.count - choice.candidate.expected_tokens,
             blocks=blocks_of(prompt.count, model.block_size),
+            committed=size.blocks(node.load.growth_share),
+            samples=size.samples,
         )
         self._recent.note(Holder(node.name, node.epoch), prompt.keys)
         return Placed(node, choice, candidates, reservation)

@@ -62,6 +62,7 @@ class Registry:
             for listener in self._on_join:
                 listener(node)
         node.name, node.num_blocks, node.epoch = info.name, info.num_blocks, info.epoch
+        node.max_num_seqs = info.max_num_seqs
 
     def set_health(self, node: Node, health: Health.ValueType, detail: str = "") -> None:
         changed = node.health != health

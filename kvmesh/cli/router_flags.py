@@ -30,6 +30,21 @@ HTTP_FLAGS = {
         default_text="none",
     ),
 }
+ADMISSION_FLAGS = {
+    "tenants": Flag(
+        "TOML file of who may send requests: a table each, with hashed keys and limits. Read again "
+        "when it changes. redis: a HASH in Redis instead.",
+        SECURITY,
+        default_text="everybody may",
+    ),
+    "max_queue": Flag("Most requests that wait for room on a node.", LIMITS, least=1),
+    "queue_timeout": Flag("Seconds that a request waits for room at most.", LIMITS),
+    "high_watermark": Flag(
+        "Share of a node's blocks above which it gets no new request.", LIMITS, most=1
+    ),
+    "low_watermark": Flag("Share at which it gets some again.", LIMITS, most=1),
+}
+
 NODE_TLS_FLAGS = {
     "node_tls_ca": Flag(
         "PEM roots of the nodes' certificates; turns TLS to nodes on.",
@@ -100,6 +115,7 @@ ROUTER_FLAGS = {
     "max_request_bytes": Flag("A larger request is refused unread.", LIMITS, least=1),
     **HTTP_FLAGS,
     "max_in_flight": Flag("Most requests at once; more are told to come back.", LIMITS, least=1),
+    **ADMISSION_FLAGS,
     "tokenizer_threads": Flag("Threads that tokenise prompts.", LIMITS, least=1),
     "request_timeout": Flag("Seconds for a request whose client sets no deadline.", LIMITS),
     "shutdown_grace": Flag("Seconds for running streams to finish at the end.", LIMITS, least=0),

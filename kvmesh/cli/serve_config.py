@@ -16,7 +16,11 @@ from kvmesh.cli.node_flags import (
 from kvmesh.cli.ports import free_ports
 from kvmesh.cli.router_flags import (
     ADMIN_FLAGS,
+<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
     FAILURE_FLAGS,
+=======
+    ADMISSION_FLAGS,
+>>>>>>> local
     HTTP_FLAGS,
     LEASE_FLAGS,
     POLICY_FLAGS,
@@ -63,6 +67,11 @@ class ServeConfig:
     admin_names: tuple[str, ...] = ROUTER.admin_names
     fleet_key_file: Path | None = ROUTER.fleet_key_file
     lease_time: float = ROUTER.lease_time
+    tenants: str | None = ROUTER.tenants
+    max_queue: int = ROUTER.max_queue
+    queue_timeout: float = ROUTER.queue_timeout
+    high_watermark: float = ROUTER.high_watermark
+    low_watermark: float = ROUTER.low_watermark
     model: str = NODE.model
     device: str = NODE.device
     dtype: str = NODE.dtype
@@ -119,6 +128,11 @@ class ServeConfig:
             admin_names=self.admin_names,
             fleet_key_file=self.fleet_key_file,
             lease_time=self.lease_time,
+            tenants=self.tenants,
+            max_queue=self.max_queue,
+            queue_timeout=self.queue_timeout,
+            high_watermark=self.high_watermark,
+            low_watermark=self.low_watermark,
             policy=self.policy,
             max_header_bytes=self.max_header_bytes,
             header_timeout=self.header_timeout,
@@ -172,6 +186,7 @@ SERVE_FLAGS = {
     **TLS_FLAGS,
     **ADMIN_FLAGS,
     **LEASE_FLAGS,
+    **ADMISSION_FLAGS,
     **MODEL_FLAGS,
     **ENGINE_FLAGS,
     **LOG_FLAGS,
