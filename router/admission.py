@@ -12,7 +12,7 @@ from router.charge import Charge, TokenAccount
 from router.fair_queue import PriorityClass, Waiter
 from router.local_limits import LocalLimits
 from router.metadata import Pair
-from router.refusal import refused
+from router.refused_error import refused
 from router.request_size import RequestSize
 from router.start_gate import StartGate
 from router.tenant_directory import TenantDirectory
@@ -20,6 +20,9 @@ from router.tenants import EVERYBODY, Tenant
 
 FULL_RETRY = 1.0
 """Seconds after which a client may come back when the router or all nodes are full."""
+
+LEAST_TIME = 0.1
+"""Seconds before its deadline at which a request has to start at the latest."""
 
 SHARE = 8
 """A tenant has at most so many times the places that are free: however many come, another finds
@@ -95,7 +98,7 @@ class Admission:
             charge.expected,
             size,
             arrived=now,
-            start_by=min(now + self._queue_timeout, deadline),
+            start_by=min(now + self._queue_timeout, deadline - LEAST_TIME),
         )
         try:
             await self._gate.start(waiter)

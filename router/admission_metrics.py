@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from router.fair_queue import FairQueue, PriorityClass, Waiter
 from router.harmless import LogsOnce, harmless
-from router.refusal import RefusedError
+from router.refused_error import RefusedError
 from router.registry import Registry
 from router.tenant_directory import TenantDirectory
 from router.watermark import Wait, Watermark

@@ -84,22 +84,23 @@ class RouterApp:
 
     def _make_core(self) -> RouterCore:
         policy, rng = self._config.policy, random.Random()
-<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
         eligibility = Eligibility(self._config.slow_start, time.monotonic, rng)
         self._registry.on_join(eligibility.joined)
-        placement = Placement(self._registry, eligibility, self._index, self.ledger, policy, rng)
+        placement = Placement(
+            self._registry,
+            eligibility,
+            self._index,
+            self.ledger,
+            self._admitting.watermark,
+            policy,
+            rng,
+        )
         budget = RetryBudget(self._config.retry_share, time.monotonic)
         self.metrics.watch(self._registry, self._index, budget)
         sender = Sender(
             placement, self.ledger, self._router_id, self.metrics, self._config.patience
         )
         dispatcher = Dispatcher(sender, budget, self.metrics, self._config.resume_timeout)
-=======
-        watermark = self._admitting.watermark
-        placement = Placement(self._registry, self._index, self.ledger, watermark, policy, rng)
-        dispatcher = Dispatcher(placement, self.ledger, self._router_id, self.metrics)
-        self.metrics.watch(self._registry, self._index)
->>>>>>> local
         return RouterCore(
             self._fleet,
             self._registry,
@@ -119,13 +120,9 @@ class RouterApp:
         await self._start_grpc()
         self.http_port = await self._http.start()
         self._spawn(self._index.run(), "index")
-<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
         self._spawn(self._beat(), "pulse")
-=======
-        self._spawn(self._check_silence(), "silence")
         for name, work in self._admitting.work().items():
             self._spawn(work, name)
->>>>>>> local
         for node in self._registry.nodes:
             watcher = Watcher(
                 node,

@@ -67,6 +67,8 @@ class RouterConfig:
         if self.policy not in POLICIES:
             raise ValueError(f"policy: must be one of {', '.join(POLICIES)}, is {self.policy!r}")
         self._check_numbers()
+        if self.tenants == "redis" and self.redis_url is None:
+            raise ValueError("tenants: redis needs a redis_url")
         self._check_tls()
         check_redis_url(self.redis_url)
         check_redis_shards(self.redis_shards)
@@ -109,39 +111,15 @@ class RouterConfig:
         ):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field}: must be above 0 seconds, is {getattr(self, field)}")
-<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
         for field in ("retry_share", "slow_start"):
             if not getattr(self, field) >= 0:
                 raise ValueError(f"{field}: must be at least 0, is {getattr(self, field)}")
-=======
-        self._check_admission()
-        self._check_tls()
-        check_redis_url(self.redis_url)
-        check_redis_shards(self.redis_shards)
-        for origin in self.cors_allow_origins:
-            if not _ORIGIN.fullmatch(origin):
-                raise ValueError(
-                    "cors_allow_origins: must be * or an origin such as https://example.org, "
-                    f"is {origin!r}"
-                )
-
-    def _check_admission(self) -> None:
         if not 0 < self.low_watermark <= self.high_watermark <= 1:
             low, high = self.low_watermark, self.high_watermark
             raise ValueError(
                 "low_watermark: must be above 0, at most high_watermark, and that at most 1: "
                 f"they are {low} and {high}"
             )
-        if self.tenants == "redis" and self.redis_url is None:
-            raise ValueError("tenants: redis needs a redis_url")
-
-    def _check_tls(self) -> None:
-        self.tls_files.check_server()
-        if self.node_tls_files is None and self.node_tls_cert is not None:
-            raise ValueError("node_tls_ca: must be set beside node_tls_cert")
-        if self.admin_names and self.tls_ca is None:
-            raise ValueError("tls_ca: must be set beside admin_names, which are in certificates")
->>>>>>> local
 
     @property
     def http_scheme(self) -> str:

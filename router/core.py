@@ -27,13 +27,9 @@ from kvmesh.validation import (
 )
 from router.admission import Admission, check_tenant_priority
 from router.answer import Answer
-<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
+from router.charge import Charge
 from router.deadline import within
 from router.dispatch import Dispatcher
-=======
-from router.charge import Charge
-from router.dispatch import Dispatcher, Job
->>>>>>> local
 from router.fleet import Fleet, Model
 from router.job import Job
 from router.leasing import Leasing
@@ -125,27 +121,19 @@ class RouterCore:
             prompt, model = await self._prepare(request, caller)
             if caller.ready is not None:
                 await caller.ready()
-<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
             limit = self._limit(caller.timeout)
             job = Job(request, prompt, model, caller.metadata, arrived, arrived + limit)
             async with within(arrived + limit, f"the request did not end within {limit:g} s"):
-=======
-            deadline = arrived + self._limit(caller.timeout)
-            job = Job(request, prompt, model, caller.metadata, arrived, deadline)
-            with closing(await self._admit(job, caller)) as charge:
->>>>>>> local
-                answer = await self._dispatcher.open(job)
-                entry.report = answer.report
-                try:
-                    yield answer
-                    entry.summary = await answer.summary()
-                    self.metrics.used(entry.summary.usage)
-                finally:
-<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
-=======
-                    charge.use(entry.summary.usage, answer.frames)
->>>>>>> local
-                    answer.close()
+                with closing(await self._admit(job, caller)) as charge:
+                    answer = await self._dispatcher.open(job)
+                    entry.report = answer.report
+                    try:
+                        yield answer
+                        entry.summary = await answer.summary()
+                        self.metrics.used(entry.summary.usage)
+                    finally:
+                        charge.use(entry.summary.usage, answer.frames)
+                        answer.close()
 
     async def route(
         self, request: inference_pb2.RouteRequest, caller: Caller

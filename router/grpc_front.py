@@ -18,11 +18,8 @@ from router.drain import Drain
 from router.failures import as_request_error
 from router.fleet_view import FleetView
 from router.node import WINDOW_BYTES
-<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
 from router.node_call import NodeError
-=======
 from router.tenants import Tenant
->>>>>>> local
 from router.wire import parse
 
 T = TypeVar("T")
@@ -176,8 +173,8 @@ class FleetFront(_Front):
         route = await self.core.explain(request, caller)
         return _serialized(fleet_pb2.ExplainResponse(route=route))
 
-    @served("drain", bounded=False)
-    async def drain(self, raw: bytes, _context: Context) -> bytes:
+    @served("drain", bounded=False, by_anybody=True)  # `handlers` sees to who may
+    async def drain(self, raw: bytes, _context: Context, _tenant: Tenant) -> bytes:
         request = parse(raw, fleet_pb2.FleetDrainRequest, self._max)
         if request.resume:
             running = await self._drain.end(request.node)

@@ -7,6 +7,7 @@ from kvmesh.v1 import generate_pb2 as pb
 from router.fleet import Model
 from router.metadata import Pair
 from router.prompt import Prompt
+from router.request_size import RequestSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,10 @@ class Job:
     metadata: Iterable[Pair]
     arrived: float
     deadline: float
+
+    @property
+    def size(self) -> RequestSize:
+        return RequestSize.of(self.request.sampling, self.prompt.count, self.model.block_size)
 
     @property
     def samples(self) -> int:

@@ -6,12 +6,8 @@ from google.protobuf import duration_pb2
 
 from kvmesh.errors import invalid, unimplemented
 from kvmesh.v1 import inference_pb2 as pb
-<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
-from router.job import Job
-=======
 from router.charge import Charge
-from router.dispatch import Dispatcher, Job
->>>>>>> local
+from router.job import Job
 from router.leases import Leases
 from router.ledger import Ledger
 from router.placement import Placed, Placement

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from router.refusal import RefusedError, refused
+from router.refused_error import RefusedError, refused
 from router.request_size import RequestSize
 from router.tenants import Tenant, TenantLimits
 from router.token_bucket import TokenBucket

@@ -3,28 +3,20 @@ counted no further.
 """
 
 import asyncio
-<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
-import functools
-from collections.abc import Callable, Iterator
-=======
-from collections.abc import Iterable, Iterator
->>>>>>> local
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from kvmesh.errors import Code, RequestError
 from kvmesh.v1 import generate_pb2 as pb
-<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
-from router.fleet_gauges import FleetGauges
-=======
 from router.admission_metrics import AdmissionMetrics
+from router.fleet_gauges import FleetGauges
 from router.harmless import LogsOnce, harmless
->>>>>>> local
 from router.index import Index
 from router.policy import Choice
 from router.prompt import Prompt
-from router.refusal import RefusedError
+from router.refused_error import RefusedError
 from router.registry import Registry
 from router.retry_budget import RetryBudget
 
@@ -112,16 +104,12 @@ class RouterMetrics(LogsOnce):
     def retried(self, code: Code) -> None:
         self._retries.labels(code.name).inc()
 
-<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
-    @_harmless
+    @harmless
     def resumed(self, outcome: str) -> None:
         """One of a few words: done, failed, impossible."""
         self._resumes.labels(outcome).inc()
 
-    @_harmless
-=======
     @harmless
->>>>>>> local
     def first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)
 

@@ -8,12 +8,8 @@ from dataclasses import dataclass
 from kvmesh.errors import unavailable
 from kvmesh.v1 import generate_pb2 as pb
 from prefix_index.mirror import Match
-<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
-from router.admission import blocks_of
 from router.breaker import BreakerState
 from router.eligibility import Eligibility
-=======
->>>>>>> local
 from router.fleet import Model
 from router.index import Index
 from router.ledger import Ledger, Reservation
@@ -73,19 +69,14 @@ class Placement:
         size: RequestSize,
         tried: Collection[str] = (),
     ) -> Placed:
-<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
-        """Raises UNAVAILABLE when no node is up, those with an address in `tried` apart."""
-        left = [node for node in self._registry.up if node.address not in tried]
-        nodes = self._eligibility.of(left)
-        if left and not nodes:
-            raise unavailable("the cache nodes that are up have failed, they rest for a while")
-=======
         """On a node with room, while there is one. Raises UNAVAILABLE when none is up, those at an
         address in `tried` apart.
         """
-        up = [node for node in self._registry.up if node.address not in tried]
-        nodes = self._watermark.with_room(up, size) or up
->>>>>>> local
+        left = [node for node in self._registry.up if node.address not in tried]
+        eligible = self._eligibility.of(left)
+        if left and not eligible:
+            raise unavailable("the cache nodes that are up have failed, they rest for a while")
+        nodes = self._watermark.with_room(eligible, size) or eligible
         candidates = self.candidates(prompt, model, nodes)
         choice = self.choose(prompt, model, candidates)
         node = next(node for node in nodes if node.name == choice.candidate.node)

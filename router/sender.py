@@ -44,7 +44,8 @@ class Sender:
         """The caller closes the call. Raises UNAVAILABLE when no node is left but those `tried`."""
         start = time.perf_counter_ns()
         prompt = _with_output(job.prompt, progress)
-        placed = self._placement.place(job.request.request_id, prompt, job.model, attempt, tried)
+        name, size = job.request.request_id, job.size
+        placed = self._placement.place(name, prompt, job.model, attempt, size, tried)
         elapsed = time.perf_counter_ns() - start
         self._metrics.routed(self._placement.policy, placed.choice, job.prompt, elapsed)
         try:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from kvmesh.errors import Code
 from router.admission_metrics import AdmissionMetrics
 from router.fair_queue import FairQueue, Waiter
-from router.refusal import RefusedError, refused
+from router.refused_error import RefusedError, refused
 from router.registry import Registry
 from router.request_size import RequestSize
 from router.watermark import Wait, Watermark

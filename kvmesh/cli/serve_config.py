@@ -16,11 +16,8 @@ from kvmesh.cli.node_flags import (
 from kvmesh.cli.ports import free_ports
 from kvmesh.cli.router_flags import (
     ADMIN_FLAGS,
-<<<<<<< 071116e9f2d4a17498590446e916f7b199d39e98
-    FAILURE_FLAGS,
-=======
     ADMISSION_FLAGS,
->>>>>>> local
+    FAILURE_FLAGS,
     HTTP_FLAGS,
     LEASE_FLAGS,
     POLICY_FLAGS,
