@@ -62,6 +62,11 @@ class Generation:
             pass
         return self._done
 
+    @property
+    def so_far(self) -> Completion:
+        """What has been iterated."""
+        return self._done
+
     def cancel(self) -> None:
         """Idempotent; does nothing once it has ended."""
         self._call.cancel()

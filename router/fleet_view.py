@@ -35,4 +35,5 @@ class FleetView:
             in_flight=self._ledger.in_flight(node.name),
             index_mode=self._index.mode(node.name),
             indexed_blocks=self._index.size(node.name),
+            num_blocks=node.num_blocks,
         )

@@ -7,6 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from kvmesh.cli.connection import (
+    DEFAULT_ROUTER,
+    ApiKey,
+    Direct,
+    Router,
+    Tls,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    connect,
+)
 from kvmesh.cli.errors import fail
 
 if TYPE_CHECKING:
@@ -17,9 +28,7 @@ SAMPLING = "Sampling"
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
-    router: Annotated[
-        str, typer.Option(envvar="KVMESH_ROUTER", help="host:port of the router's gRPC API.")
-    ] = "127.0.0.1:50051",
+    router: Router = DEFAULT_ROUTER,
     chat: Annotated[
         bool, typer.Option("--chat/--raw", help="As a user's message, or as text to go on from.")
     ] = True,
@@ -55,6 +64,12 @@ def generate(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object at the end instead of a stream.")
     ] = False,
+    api_key: ApiKey = None,
+    direct: Direct = False,
+    tls: Tls = False,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Generate text, streamed to standard output.
 
@@ -69,12 +84,12 @@ def generate(
     how much of the prompt came from the cache, and the speed.
     """
     from kvmesh.cli.ask import ask, explain
-    from kvmesh.client import Client
     from kvmesh.errors import RequestError
 
     text = sys.stdin.read() if prompt == "-" else prompt
     try:
-        with Client(router, timeout=timeout) as client:
+        files = (tls_ca, tls_cert, tls_key)
+        with connect(router, api_key, tls, files, timeout=timeout, direct=direct) as client:
             answer = ask(
                 client,
                 None if chat else text,

@@ -7,7 +7,7 @@ import typer
 
 from cache_node.config import NodeConfig
 from kvmesh import __version__
-from kvmesh.cli import bench, demo, generate, model, processes, serve
+from kvmesh.cli import bench, chat, demo, explain, generate, model, nodes, processes, serve
 from kvmesh.cli.flags import as_command
 from kvmesh.cli.node_flags import NODE_FLAGS
 from kvmesh.cli.parent import end_with_parent
@@ -60,6 +60,9 @@ app.command("node", help=processes.NODE_HELP, rich_help_panel=RUN)(
     as_command(NodeConfig, NODE_FLAGS, processes.node)
 )
 app.command("generate", rich_help_panel=ASK)(generate.generate)
+app.command("chat", rich_help_panel=ASK)(chat.chat)
+app.command("nodes", rich_help_panel=ASK)(nodes.nodes)
+app.command("explain", rich_help_panel=ASK)(explain.explain)
 app.command("model", rich_help_panel=ASK)(model.model)
 app.command("demo", rich_help_panel=LEARN)(demo.demo)
 app.add_typer(bench.app, name="bench", rich_help_panel=LEARN)

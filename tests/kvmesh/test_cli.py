@@ -43,10 +43,13 @@ def test_the_commands_are_these():
         "bench soak",
         "bench step",
         "bench ttft",
+        "chat",
         "demo",
+        "explain",
         "generate",
         "model",
         "node",
+        "nodes",
         "router",
         "serve",
     ]

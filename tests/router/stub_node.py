@@ -89,6 +89,7 @@ class StubNode(rpc.CacheNodeServicer):
         self.with_events: bool | None = None
         self.draining = False
         self.last_sequence: dict[str, int] = {}
+        self.counted = (0, 0)  # queried tokens and hits that it tells of
 
     async def start(self, port: int = 0, tls: ServerTls | None = None) -> "StubNode":
         self.server = grpc.aio.server(
@@ -151,6 +152,8 @@ class StubNode(rpc.CacheNodeServicer):
                 running=len(self.running),
                 queued_prefill_tokens=sum(len(each.request.token_ids) // 4 for each in queued),
                 last_dispatch_sequence=self.last_sequence.get(router_id, 0),
+                queried_tokens=self.counted[0],
+                hit_tokens=self.counted[1],
             )
         )
         if events is not None and (batch := events.take()) is not None:
