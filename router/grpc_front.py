@@ -27,10 +27,16 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 Handler = Callable[[Any, bytes, Context, Tenant], Awaitable[T]]
 BytesHandler = Callable[[bytes, Context], Awaitable[bytes]]
 
+MAX_METADATA_BYTES = 16 << 10
+"""Of a request. Nodes take more: what passed here passes there."""
+
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),  # our own limit is lower and says more
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.so_reuseport", 0),
+    # Between two bounds, which is the default, it would refuse by chance.
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
     # A client whose host is gone sends no cancel.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),

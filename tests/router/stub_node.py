@@ -95,6 +95,8 @@ class StubNode(rpc.CacheNodeServicer):
         self.server = grpc.aio.server(
             options=(
                 ("grpc.max_receive_message_length", 64 << 20),
+                ("grpc.max_metadata_size", 32 << 10),
+                ("grpc.absolute_max_metadata_size", 64 << 10),
                 ("grpc.so_reuseport", 0),
                 ("grpc.http2.bdp_probe", 0),
             )

@@ -9,6 +9,7 @@ from kvmesh.client import Client, RequestError
 from kvmesh.errors import Code, from_rpc_error
 from kvmesh.fleet_key import FleetKey
 from kvmesh.lease import METADATA, LeaseKey
+from kvmesh.packing import pack_tokens
 from kvmesh.v1 import cache_node_pb2_grpc, inference_pb2
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.stub_node import Script, StubNode
@@ -175,6 +176,25 @@ async def test_the_client_takes_another_route_when_a_node_is_full_or_gone(fleet)
         for _ in range(4):
             done = await use(fleet, lambda c: c.generate("abc", max_tokens=4).result())
             assert (done.text, done.summary.node) == ("abca", "node-0")
+
+
+async def test_an_answer_that_breaks_off_goes_on_at_another_node(fleet):
+    """After the first token too: no token is lost, and none comes twice."""
+    prompt = "abcdefghijklmnopqrstuvwxyz" * 3
+    warm = await use(fleet, lambda client: client.generate(prompt, max_tokens=1).result())
+    broken = next(node for node in fleet.nodes if node.name == warm.summary.node)
+    other = next(node for node in fleet.nodes if node is not broken)
+    await eventually(lambda: sum(n.indexed_blocks for n in fleet.app.view.nodes()) >= 4)
+    broken.script = Script(fail_after=3, code="UNAVAILABLE")
+    done = await use(fleet, lambda c: c.generate(prompt, max_tokens=8, seed=5).result())
+    assert (done.text, done.finish_reason) == ("abcdefgh", "length")
+    assert (done.summary.node, done.route.attempt) == (other.name, 2)
+    first, second = broken.requests[-1], other.requests[-1]
+    assert [(each.token_ids, each.text_bytes_sent) for each in second.resume] == [
+        (pack_tokens(list(b"abc")), 3)
+    ]
+    assert first.sampling == second.sampling
+    assert (first.request_id, first.attempt + 1) == (second.request_id, second.attempt)
 
 
 async def test_a_dead_node_is_left_before_the_router_knows(key_file):
