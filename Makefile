@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.kvmesh-installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-large lint kernels-static protos bench soak-node clean
+.PHONY: help install demo serve test test-large lint kernels-static protos bench soak soak-node clean
 
 help: ## Show what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' \
@@ -54,6 +54,9 @@ protos: install ## Regenerate the stubs in kvmesh/v1 from protos/
 
 bench: install ## Measure cold and warm time to first token
 	$(BIN)/kvmesh bench ttft $(ARGS)
+
+soak: install ## 20 minutes of load on three nodes, one of which fails every 10 s: nobody may notice
+	$(BIN)/kvmesh bench failover $(ARGS)
 
 soak-node: install ## Send 10,000 requests with random ends to a node: nothing may leak
 	$(BIN)/kvmesh bench soak $(ARGS)

@@ -9,7 +9,7 @@ from kvmesh.errors import Code, RequestError, unavailable
 from kvmesh.v1 import generate_pb2 as pb
 from router.job import Job
 from router.metrics import RouterMetrics
-from router.node_call import NodeCall, NodeFailed
+from router.node_call import Life, NodeCall, NodeFailed
 from router.refusals import Refusals
 from router.relayed import Relayed
 from router.retry_budget import RetryBudget
@@ -50,7 +50,7 @@ class Journey:
         self._metrics = metrics
         self._resume_timeout = resume_timeout
         self._attempts = 0
-        self._lost_in_a_row = 0  # nodes, without a frame in between
+        self._lost: set[Life] = set()  # without a frame in between
 
     async def start(self) -> Arrived:
         """Raises RESOURCE_EXHAUSTED when there are nodes and all are full, UNAVAILABLE when there
@@ -65,11 +65,13 @@ class Journey:
         not back yet, are asked again. Raises RequestError.
         """
         progress = self._progress(relayed)
-        refusals = Refusals(lost=0 if relayed.progressed else self._lost_in_a_row)
+        refusals = Refusals(lost=set() if relayed.progressed else self._lost)
         relayed.progressed = False
-        refusals.add(last.placed, failed)
-        self._lost_in_a_row = refusals.lost
+        refusals.add(last, failed)
+        self._lost = refusals.lost
         try:
+            if refusals.dangerous:
+                raise refusals.verdict()
             call, frame = await self._rounds(refusals, progress)
         except RequestError:
             self._metrics.resumed("failed")
@@ -106,8 +108,7 @@ class Journey:
             try:
                 return call, await self._first_frame(call)
             except NodeFailed as failed:
-                refusals.add(call.placed, failed)
-                self._lost_in_a_row = refusals.lost
+                refusals.add(call, failed)
                 self._sender.refused(self.job, call.placed)
                 self._metrics.retried(failed.error.code)
                 if refusals.dangerous or not self._budget.can_withdraw:

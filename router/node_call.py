@@ -15,6 +15,9 @@ from router.placement import Placed
 
 T = TypeVar("T")
 
+Life = tuple[str, int]
+"""Name and epoch: a node from one start to the next."""
+
 # What a node says, or gRPC for it, when it has not taken a request that another may take.
 # FAILED_PRECONDITION is a node that has restarted since the router last heard of it.
 _REFUSED = frozenset((Code.RESOURCE_EXHAUSTED, Code.FAILED_PRECONDITION))
@@ -51,6 +54,7 @@ class NodeCall:
 
     def __init__(self, call: FrameCall, placed: Placed, ledger: Ledger, patience: Patience) -> None:
         self.placed = placed
+        self.life: Life = (placed.node.name, placed.node.epoch)
         self.stage = Stage.CONNECT
         self._call = call
         self._ledger = ledger

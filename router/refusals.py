@@ -4,11 +4,12 @@ from dataclasses import dataclass, field
 
 from kvmesh.errors import Code, RequestError, exhausted, unavailable
 from router.admission import FULL_RETRY
-from router.node_call import NodeFailed
-from router.placement import Placed
+from router.node_call import Life, NodeCall, NodeFailed
 
 MOST_LOST = 3
-"""Nodes that one request may take with it, if it is the request that does it."""
+"""Nodes that one request may take with it, if it is the request that does it. A node that is still
+the same afterwards, behind a connection that broke, is one however often that happens.
+"""
 
 
 @dataclass(slots=True)
@@ -17,17 +18,18 @@ class Refusals:
 
     errors: list[RequestError] = field(default_factory=list)
     tried: set[str] = field(default_factory=set)
-    lost: int = 0
+    lost: set[Life] = field(default_factory=set)
 
-    def add(self, placed: Placed, failed: NodeFailed) -> None:
+    def add(self, call: NodeCall, failed: NodeFailed) -> None:
         self.errors.append(failed.error)
-        self.tried.add(placed.node.address)
-        self.lost += failed.lost
+        self.tried.add(call.placed.node.address)
+        if failed.lost:
+            self.lost.add(call.life)
 
     @property
     def dangerous(self) -> bool:
         """Whether it is not worth another node."""
-        return self.lost >= MOST_LOST
+        return len(self.lost) >= MOST_LOST
 
     def verdict(self) -> RequestError:
         """Full and gone are never mixed up: a full node is there, so it is worth coming back."""

@@ -37,6 +37,7 @@ def taken_port():
 def test_the_commands_are_these():
     assert sorted(ALL) == [
         "bench engine",
+        "bench failover",
         "bench kernels",
         "bench memory",
         "bench quant",

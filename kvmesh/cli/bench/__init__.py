@@ -2,7 +2,7 @@
 
 import typer
 
-from kvmesh.cli.bench import engine, kernels, memory, quant, soak, step, ttft
+from kvmesh.cli.bench import engine, failover, kernels, memory, quant, soak, step, ttft
 
 app = typer.Typer(no_args_is_help=True, help="Measure a fleet.", rich_markup_mode="markdown")
 
@@ -21,3 +21,4 @@ app.command("memory")(memory.memory)
 app.command("quant")(quant.quant)
 app.command("step")(step.step)
 app.command("soak")(soak.soak)
+app.command("failover")(failover.failover)
