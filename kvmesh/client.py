@@ -127,10 +127,12 @@ class Client:
         for channel in self._nodes.values():
             channel.close()
 
-    def _node_channel(self, address: str) -> grpc.Channel:
+    def _node_channel(self, address: str, tls: bool) -> grpc.Channel:
+        """Nodes are trusted by the same roots as the router, which says whether they speak TLS."""
+        credentials = (self._credentials or grpc.ssl_channel_credentials()) if tls else None
         with self._opening:
             if address not in self._nodes:
-                self._nodes[address] = open_channel(address, self._credentials, _OPTIONS)
+                self._nodes[address] = open_channel(address, credentials, _OPTIONS)
             return self._nodes[address]
 
     def __enter__(self) -> Self:

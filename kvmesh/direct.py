@@ -37,12 +37,12 @@ class DirectCall:
     def __init__(
         self,
         router: inference_pb2_grpc.InferenceStub,
-        channel_to: Callable[[str], grpc.Channel],
+        channel_to: Callable[[str, bool], grpc.Channel],
         request: pb.GenerateRequest,
         timeout: float | None,
         metadata: _Metadata,
     ) -> None:
-        """`channel_to` gives the channel to a node's address. `request` is taken over."""
+        """`channel_to(address, tls)` gives the channel to a node. `request` is taken over."""
         self._router = router
         self._channel_to = channel_to
         self._request = request
@@ -96,7 +96,8 @@ class DirectCall:
 
     def _stream(self, route: inference_pb2.RouteResponse) -> Iterator[pb.GenerateResponse]:
         yield pb.GenerateResponse(route=route.route)
-        stub = cache_node_pb2_grpc.CacheNodeStub(self._channel_to(route.address))
+        channel = self._channel_to(route.address, route.tls)
+        stub = cache_node_pb2_grpc.CacheNodeStub(channel)
         lease = ((METADATA, route.lease),)
         call = stub.Generate(route.dispatch, timeout=self._left(), metadata=lease)
         for frame in self._follow(call):

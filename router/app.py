@@ -109,7 +109,13 @@ class RouterApp:
             placement,
             dispatcher,
             self.metrics,
-            leasing=Leasing(placement, sender, self.ledger, self.leases),
+            leasing=Leasing(
+                placement,
+                sender,
+                self.ledger,
+                self.leases,
+                node_tls=self._config.node_tls_files is not None,
+            ),
             request_timeout=self._config.request_timeout,
             request_log=RequestLog(self._config.log_requests),
         )

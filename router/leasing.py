@@ -21,8 +21,16 @@ class Leasing:
     """Answers Route. Every lease that it gives out is in `leases` until it ends."""
 
     def __init__(
-        self, placement: Placement, sender: Sender, ledger: Ledger, leases: Leases
+        self,
+        placement: Placement,
+        sender: Sender,
+        ledger: Ledger,
+        leases: Leases,
+        *,
+        node_tls: bool,
     ) -> None:
+        """`node_tls`: nodes speak TLS, to clients too."""
+        self._node_tls = node_tls
         self._placement = placement
         self._sender = sender
         self._ledger = ledger
@@ -58,6 +66,7 @@ class Leasing:
             expires_in=expires,
             route=self._sender.report(job, placed),
             dispatch=dispatch,
+            tls=self._node_tls,
         )
 
     def _place(self, job: Job, attempt: int, request: pb.RouteRequest) -> Placed:

@@ -79,10 +79,13 @@ class RouteResponse(_message.Message):
     EXPIRES_IN_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
     DISPATCH_FIELD_NUMBER: _builtins.int
+    TLS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """Address of the node, host:port."""
     lease: _builtins.bytes
     """The opaque signed lease, sent to the node as metadata `kvmesh-lease-bin`. Single use."""
+    tls: _builtins.bool
+    """The node speaks TLS, with a certificate for the host of `address`; else plain text."""
     @_builtins.property
     @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def prompt(self) -> Global___NodePrompt:
@@ -109,10 +112,11 @@ class RouteResponse(_message.Message):
         expires_in: _duration_pb2.Duration | None = ...,
         route: _generate_pb2.RouteReport | None = ...,
         dispatch: _cache_node_pb2.NodeGenerateRequest | None = ...,
+        tls: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["dispatch", b"dispatch", "expires_in", b"expires_in", "prompt", b"prompt", "route", b"route"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "dispatch", b"dispatch", "expires_in", b"expires_in", "lease", b"lease", "prompt", b"prompt", "route", b"route"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "dispatch", b"dispatch", "expires_in", b"expires_in", "lease", b"lease", "prompt", b"prompt", "route", b"route", "tls", b"tls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

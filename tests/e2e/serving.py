@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -32,10 +33,15 @@ def poll(condition, timeout, interval=0.05):
 class Serving:
     """A context manager: up on entry, and no process of it is left on exit."""
 
-    def __init__(self, *arguments, nodes=2):
+    def __init__(self, *arguments, nodes=2, tls=None):
+        """`tls`: files that the router demands of its clients."""
+        self._context = None
+        if tls is not None:
+            self._context = ssl.create_default_context(cafile=tls.ca)
+            self._context.load_cert_chain(tls.cert, tls.key)
         self.http_port, self.grpc_port = free_ports("127.0.0.1", 2)
         self.num_nodes = nodes
-        self.http_url = f"http://127.0.0.1:{self.http_port}"
+        self.http_url = f"{'https' if tls else 'http'}://127.0.0.1:{self.http_port}"
         self.grpc_target = f"127.0.0.1:{self.grpc_port}"
         ports = ("--http-port", str(self.http_port), "--grpc-port", str(self.grpc_port))
         self._command = ("serve", "--nodes", str(nodes), *ports, *arguments)
@@ -63,7 +69,8 @@ class Serving:
     def nodes(self):
         """What the router says of its nodes, by name; empty while it does not answer."""
         try:
-            with urllib.request.urlopen(f"{self.http_url}/health", timeout=2) as response:
+            url = f"{self.http_url}/health"
+            with urllib.request.urlopen(url, timeout=2, context=self._context) as response:
                 return {node["name"]: node for node in json.load(response)["nodes"]}
         except OSError:
             return {}
