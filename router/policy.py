@@ -1,6 +1,7 @@
 """What a policy is: which node a request goes to. Plain Python: a simulator runs the same classes.
 
-All costs are in prompt tokens to prefill, so that they add up and an operator can read them.
+Costs are in prompt tokens that wait to be prefilled, so that they add up and an operator can read
+them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ class Cost(NamedTuple):
     """Of one request on one node, lower is better: the sum of its parts."""
 
     total: float
-    prefill: float = 0.0  # what the prompt lacks there
+    prefill: float = 0.0  # what the prompt lacks there, weighted
     queue: float = 0.0  # what is prefilled before it
     decode: float = 0.0  # what running requests slow it down
 

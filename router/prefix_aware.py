@@ -10,8 +10,13 @@ CPU_CREDIT = 0.75
 copied, not computed.
 """
 
-ACTIVE_WEIGHT = 0.5
-"""Cost of a token that running requests hold, in tokens to prefill: each step reads it once."""
+PREFILL_WEIGHT = 6.0
+"""Cost of a token that a prompt lacks, in tokens that wait before it: to compute it also delays
+what comes later, and takes the place of something cached. See docs/benchmarks/routing.md.
+"""
+
+ACTIVE_WEIGHT = 0.3
+"""Cost of a token that running requests hold, in the same: each step reads it once."""
 
 TIE = 0.05
 """Nodes within this share of the lowest cost, and a token, are as good: several routers must not
@@ -48,7 +53,7 @@ class PrefixAware:
         return Choice(chosen, kind, reason, costs)
 
     def _cost(self, prompt_tokens: int, node: Candidate) -> Cost:
-        prefill = to_prefill(prompt_tokens, node)
+        prefill = PREFILL_WEIGHT * to_prefill(prompt_tokens, node)
         decode = ACTIVE_WEIGHT * node.active_blocks * self._block_size
         total = prefill + node.queued_prefill_tokens + decode
         return Cost(total, prefill, node.queued_prefill_tokens, decode)

@@ -640,7 +640,7 @@ class RouteCandidate(_message.Message):
     node: _builtins.str
     """Name of the node."""
     cost: _builtins.float
-    """prefill_cost + queue_cost + decode_cost under prefix-aware, in prompt tokens to prefill; requests under least-loaded;
+    """prefill_cost + queue_cost + decode_cost under prefix-aware, in prompt tokens that wait; requests under least-loaded;
     0 under policies that weigh nothing.
     """
     queued_prefill_tokens: _builtins.int
@@ -652,11 +652,11 @@ class RouteCandidate(_message.Message):
     speculative_tokens: _builtins.int
     """Prompt tokens after the cached ones that requests sent there a moment ago will have computed."""
     prefill_cost: _builtins.float
-    """Of the cost: prompt tokens that the node lacks; those in its swap space count a quarter."""
+    """Of the cost: six times the prompt tokens that the node lacks; those in its swap space count a quarter."""
     queue_cost: _builtins.float
     """Of the cost: queued_prefill_tokens."""
     decode_cost: _builtins.float
-    """Of the cost: half the tokens of active_blocks, since each step reads them."""
+    """Of the cost: 0.3 times the tokens of active_blocks, since each step reads them."""
     predicted_ttft_us: _builtins.int
     """Until the first token if it went there, microseconds; 0 while the node's speed is unknown."""
     @_builtins.property

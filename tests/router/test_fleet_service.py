@@ -51,7 +51,7 @@ async def test_explain_reserves_nothing_and_names_who_is_left_out():
         best = route.candidates[0]
         assert best.cached.gpu == 64
         assert best.cost == best.prefill_cost + best.queue_cost + best.decode_cost
-        assert (best.prefill_cost, best.queue_cost) == (1, 0)
+        assert (best.prefill_cost, best.queue_cost) == (6, 0)
         assert route.candidates[1].excluded.startswith("draining")
         assert len(nodes[0].requests) == 1
         with pytest.raises(grpc.aio.AioRpcError) as caught:

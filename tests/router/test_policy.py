@@ -37,7 +37,7 @@ def test_a_queue_outweighs_a_prefix_and_the_reason_says_so():
 
 def test_a_shorter_prefix_on_a_quieter_node():
     nodes = [
-        Candidate("a", cached_gpu_tokens=1024, active_blocks=500),
+        Candidate("a", cached_gpu_tokens=1024, active_blocks=1000),
         Candidate("b", cached_gpu_tokens=512),
     ]
     choice = policy().choose(1040, nodes)
@@ -90,8 +90,8 @@ def test_a_cost_is_the_sum_of_its_parts():
         Candidate("b", cached_cpu_tokens=400, speculative_tokens=100, active_blocks=1),
     ]
     costs = policy().choose(1040, nodes).costs
-    assert costs["a"] == (528 + 30 + 56, 528, 30, 56)
-    assert costs["b"] == (1040 - 300 - 100 + 8, 640, 0, 8)
+    assert costs["a"] == pytest.approx((6 * 528 + 30 + 33.6, 6 * 528, 30, 33.6))
+    assert costs["b"] == pytest.approx((6 * (1040 - 300 - 100) + 4.8, 6 * 640, 0, 4.8))
 
 
 def test_a_session_stays_on_its_node_and_only_those_of_a_lost_one_move():
