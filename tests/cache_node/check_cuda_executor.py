@@ -49,7 +49,9 @@ def split_keys(monkeypatch):
 
 def beside(cpu: CpuExecutor, graphs=None) -> CudaExecutor:
     """One with the same model, and a pool of its own, in whose unused slots are NaN."""
-    pool = KvPool(cpu.layout, torch.full_like(cpu.pool.raw, 255), cpu.pool.head_scales)
+    tails = None if cpu.pool.int4 is None else torch.full_like(cpu.pool.int4.tails, torch.nan)
+    raw = torch.full_like(cpu.pool.raw, 255)
+    pool = KvPool(cpu.layout, raw, cpu.pool.head_scales, tails, cpu.pool.centres)
     sizes = graph_sizes(ROWS) if graphs is None else graphs
     executor = CudaExecutor(cpu._model, pool, CPU_BLOCKS + 1, sizes, max_tokens=256)
     executor.capture()
@@ -120,13 +122,25 @@ def test_preempted_requests_come_back_from_the_cpu_pool_with_the_tokens_of_the_c
     assert node.memory.loads.loaded_blocks > 0
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp8"])
-def test_a_quantised_cache_gives_the_tokens_of_the_reference(directory, cuda, kv_dtype):
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8", "int4"])
+def test_a_quantised_cache_gives_the_tokens_of_the_reference(directory, kv_dtype):
     """Beside plain torch in float32: the C++ kernels multiply quantised keys as bfloat16."""
     flags = {"block_size": BLOCK, "num_blocks": BLOCKS + 1, "kv_cache_dtype": kv_dtype}
     reference = make_executor(directory, **flags)
+    layout, draw = reference.layout, torch.Generator().manual_seed(1)
+    shape = (1, 2, layout.num_kv_heads, layout.head_dim)
+    reference.pool.centres = 0.1 * torch.randn(shape, generator=draw)
     driven = [Driver(each).generate(PROMPTS, 6, 16) for each in (reference, beside(reference))]
     assert driven[0] == driven[1]
+
+
+def test_open_blocks_of_int4_are_copied_with_the_keys_in_their_tails(directory):
+    flags = {"block_size": BLOCK, "num_blocks": BLOCKS + 1, "kv_cache_dtype": "int4"}
+    made = make_executor(directory, **flags)
+    reference = CpuExecutor(made._model, made.pool, CPU_BLOCKS + 1)
+    settings = {"num_blocks": BLOCKS, "max_num_batched_tokens": 64}
+    expected, _ = outputs(reference, SAMPLED, **settings)
+    assert outputs(beside(reference), SAMPLED, **settings)[0] == expected
 
 
 def test_graphs_or_not_the_tokens_are_the_same(cpu, cuda):
@@ -186,7 +200,7 @@ def test_the_engine_serves_what_the_cpu_serves(cpu, cuda):
         engine.start()
         requests = [node.request(p, n, ignore_eos=True, **options) for p, n, options in LONG]
         for request in requests:
-            engine.submit(request, NoText, "router", 1)
+            engine.submit(request, lambda _: NoText(), "router", 1)
         assert all_ended.wait(60)
         violations, load = engine.check_integrity().result(10)
         engine.stop()
@@ -247,7 +261,10 @@ SMALL = NodeConfig(
 )
 
 
-def test_what_is_made_for_a_configuration_is_warm_and_serves(cpu):
+@pytest.mark.parametrize("kv_dtype", ["auto", "int4"])
+def test_what_is_made_for_a_configuration_is_warm_and_serves(directory, kv_dtype):
+    flags = {"block_size": BLOCK, "num_blocks": 12, "kv_cache_dtype": kv_dtype}
+    cpu = make_executor(directory, **flags)
     config = replace(SMALL, num_blocks=12, swap_space=10 * cpu.layout.bytes_per_block / 2**30)
     executor = make_cuda_executor(config, cpu._model, cpu.layout, KvScales(), free=0)
     assert (executor.num_blocks, executor.num_cpu_blocks) == (12, 11)
@@ -276,15 +293,6 @@ def test_the_pool_is_as_large_as_the_card_allows(cpu, monkeypatch):
     executor = make_cuda_executor(config, cpu._model, cpu.layout, KvScales(), free=142 * block)
     assert executor.num_blocks == 100 - 40 - 3 - 4
     assert said[:2] == ["reset_peak_memory_stats", "max_memory_allocated"]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "centres"), [("int4", None), ("int8", torch.zeros(1, 2, 16))], ids=["int4", "int8"]
-)
-def test_a_cache_that_has_no_kernels_yet_is_refused(cpu, dtype, centres):
-    layout = replace(cpu.layout, dtype=dtype)
-    with pytest.raises(ValueError, match="kv_cache_dtype"):
-        make_cuda_executor(SMALL, cpu._model, layout, KvScales(centres=centres), free=0)
 
 
 def test_pools_that_no_machine_has_are_refused(cpu):
