@@ -1,7 +1,7 @@
 """Who is next: by class, and inside a class each tenant in turn. Plain Python, without a clock."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import ceil
@@ -50,10 +50,13 @@ class _Turn:
     waiters: deque[Waiter] = field(default_factory=deque)
     credit: float = 0.0
 
-    def rounds(self) -> int:
-        """Turns until its first request may start."""
-        first = self.waiters[0]
-        return max(0, ceil((first.cost - self.credit) / (QUANTUM * first.weight)))
+    def first(self, passed: Collection[Waiter]) -> Waiter | None:
+        """Its oldest request, those that have been passed apart."""
+        return next((each for each in self.waiters if each not in passed), None)
+
+    def rounds(self, waiter: Waiter) -> int:
+        """Turns until so large a request may start."""
+        return max(0, ceil((waiter.cost - self.credit) / (QUANTUM * waiter.weight)))
 
     def grant(self, rounds: int) -> None:
         first = self.waiters[0]
@@ -106,11 +109,10 @@ class FairQueue:
         """
         passed: list[Waiter] = []
         for turns in self._classes.values():
-            while (tenant := _next(turns, passed)) is not None:
-                waiter = turns[tenant].waiters[0]
+            while (waiter := _next(turns, passed)) is not None:
                 reason = obstacle(waiter)
                 if reason is None:
-                    self._take(turns, tenant)
+                    self._take(turns, waiter)
                     for each in passed:
                         each.overtaken += 1
                     return waiter
@@ -155,25 +157,25 @@ class FairQueue:
         turns = next(turns for turns in reversed(self._classes.values()) if turns)
         return max(turns.values(), key=_claim)
 
-    def _take(self, turns: OrderedDict[str, _Turn], tenant: str) -> None:
-        turn = turns[tenant]
-        rounds = turn.rounds()
-        if rounds:
+    def _take(self, turns: OrderedDict[str, _Turn], waiter: Waiter) -> None:
+        turn = turns[waiter.tenant]
+        if rounds := turn.rounds(waiter):
             for each in turns.values():
                 each.grant(rounds)
-        waiter = turn.waiters.popleft()
         turn.credit = max(0.0, turn.credit - waiter.cost)
-        self._count -= 1
-        if not turn.waiters:
-            del turns[tenant]
-        elif turn.rounds():
-            turns.move_to_end(tenant)
+        self.remove(waiter)
+        if turn.waiters and turn.rounds(turn.waiters[0]):
+            turns.move_to_end(waiter.tenant)
 
 
-def _next(turns: OrderedDict[str, _Turn], passed: list[Waiter]) -> str | None:
-    """The tenant whose turn comes first; not one whose first request has been passed."""
-    left = [tenant for tenant, turn in turns.items() if turn.waiters[0] not in passed]
-    return min(left, key=lambda tenant: turns[tenant].rounds(), default=None)
+def _next(turns: OrderedDict[str, _Turn], passed: Collection[Waiter]) -> Waiter | None:
+    """The one whose turn comes first."""
+    firsts = (turn.first(passed) for turn in turns.values())
+    return min(
+        (each for each in firsts if each is not None),
+        key=lambda waiter: turns[waiter.tenant].rounds(waiter),
+        default=None,
+    )
 
 
 def _claim(turn: _Turn) -> float:

@@ -113,8 +113,10 @@ class StartGate:
             self.wake()
 
     def _obstacle(self, waiter: Waiter) -> Wait | None:
-        on_the_way = self._on_the_way.values()
-        return self._watermark.obstacle(self._registry.up, waiter.size, on_the_way)
+        nodes = [node for node in self._registry.up if node.breaker.allows]
+        if not nodes:
+            return None  # placement has the words for it
+        return self._watermark.obstacle(nodes, waiter.size, self._on_the_way.values())
 
     def _push_out(self, waiter: Waiter) -> None:
         message = f"the queue is full with {len(self._queue)} requests, come back later"

@@ -150,6 +150,7 @@ class StubNode(rpc.CacheNodeServicer):
         state.load.CopyFrom(
             pb.NodeLoad(
                 committed_blocks=held,
+                growth_share=1.0,
                 free_blocks=self.num_blocks - held,
                 running=len(self.running),
                 queued_prefill_tokens=sum(len(each.request.token_ids) // 4 for each in queued),

@@ -93,11 +93,12 @@ def test_a_full_queue_gives_up_the_newest_of_who_has_most_in_the_lowest_class():
     assert Counter(each.tenant for each in queue) == {"greedy": 3, "modest": 2, "third": 1}
 
 
-def test_a15_one_that_does_not_fit_is_passed_only_so_often():
+@pytest.mark.parametrize("others", ["of another tenant", "its own tenant's"])
+def test_a15_one_that_does_not_fit_is_passed_only_so_often(others):
     queue = FairQueue(1000)
     huge = waiter("a", size=RequestSize(10_000, 1, 1, 16))
     queue.push(huge)
-    fill(queue, "b", 200)
+    fill(queue, "a" if others == "its own tenant's" else "b", 200)
 
     def obstacle(each):
         return Wait.BLOCKS if each is huge else None
