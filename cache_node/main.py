@@ -23,6 +23,7 @@ def run(config: NodeConfig, progress: Progress | None = None) -> int:
     """
     progress = progress or _log_progress
     try:
+        config.tls_files.load()  # what is wrong there is said before a model is loaded
         directory = find_model(config.model, config.cache_dir, progress)
         executor = load_executor(config, directory, progress)
         return asyncio.run(_serve(config, lambda: Node(config, executor, directory)))

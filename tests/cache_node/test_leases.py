@@ -1,6 +1,9 @@
 """The node lets a client in with a lease, once, and tells the router of it."""
 
+import asyncio
+import ssl
 import time
+import urllib.request
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
@@ -9,6 +12,7 @@ import grpc
 import pytest
 
 from cache_node.node import Node
+from kvmesh.cli.ports import free_ports
 from kvmesh.errors import from_rpc_error
 from kvmesh.fleet_key import FleetKey
 from kvmesh.lease import METADATA, LeaseKey
@@ -133,6 +137,25 @@ async def reports(watch):
         assert not state.all_leases
         for report in state.leases:
             yield report
+
+
+async def test_metrics_are_served_with_the_same_certificate(executor, smollm2, tmp_path):
+    authority, (port,) = Authority(tmp_path), free_ports("127.0.0.1", 1)
+    files = authority.issue("node")
+    fields = {"tls_cert": files.cert, "tls_key": files.key, "tls_ca": files.ca}
+    router = channel_credentials(authority.issue("router"))
+    trusting = ssl.create_default_context(cafile=files.ca)
+    async with running(executor, smollm2, credentials=router, metrics_port=port, **fields):
+
+        def scrape():
+            url = f"https://127.0.0.1:{port}/metrics"
+            with urllib.request.urlopen(url, context=trusting, timeout=20) as reply:
+                return reply.read()
+
+        with pytest.raises(OSError, match=r"(?i)certificate|closed|reset|eof"):
+            await asyncio.to_thread(scrape)
+        trusting.load_cert_chain(files.cert, files.key)
+        assert b"kvmesh_num_requests_running" in await asyncio.to_thread(scrape)
 
 
 async def test_with_names_of_routers_others_may_only_claim_leases(executor, smollm2, tmp_path):

@@ -18,6 +18,7 @@ from kvmesh.v1 import cache_node_pb2_grpc, generate_pb2
 
 SCRIPT = """
 import sys
+from pathlib import PosixPath
 from kvmesh.log import configure
 from cache_node.config import NodeConfig
 from cache_node.main import run
@@ -61,6 +62,13 @@ def test_a_node_that_cannot_start_says_why_and_exits_with_2(smollm2: Path):
             for reason, process in wrong.items():
                 assert reason in line(process, "cannot_start")["reason"]
                 assert process.wait(timeout=30) == 2
+
+
+def test_a_wrong_certificate_is_named_before_a_model_is_looked_for(tmp_path: Path):
+    config = {"tls_cert": tmp_path / "a.pem", "tls_key": tmp_path / "a.key"}
+    with started(model="no-such-model", port=0, **config) as process:
+        assert "tls_cert: cannot read" in line(process, "cannot_start")["reason"]
+        assert process.wait(timeout=30) == 2
 
 
 @pytest.mark.parametrize(("grace", "whole"), [(30.0, True), (0.2, False)])
