@@ -5,7 +5,7 @@
     python -m kernels.triton.static --write    takes them into the table
 
 No GPU is needed, only triton. Numbers are those of the pinned release. Triton keeps what it
-compiled: the first run takes about three minutes, the next some seconds.
+compiled: the first run takes about six minutes, the next some seconds.
 """
 
 import json
