@@ -105,6 +105,7 @@ class Admission:
         except BaseException:
             charge.close()
             raise
+        charge.waited = self._clock() - now
         return charge
 
     def _check_places(self, tenant: Tenant, count: int) -> None:

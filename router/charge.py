@@ -55,6 +55,7 @@ class Charge:
     expected: int
     held: "Held | None" = None
     used: int = 0
+    waited: float = 0.0  # seconds, for room on a node
     complete: bool = False
     closed: bool = False
 

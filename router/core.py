@@ -126,6 +126,7 @@ class RouterCore:
             async with within(arrived + limit, f"the request did not end within {limit:g} s"):
                 with closing(await self._admit(job, caller)) as charge:
                     answer = await self._dispatcher.open(job)
+                    answer.report.queue_us = int(charge.waited * 1e6)
                     entry.report = answer.report
                     try:
                         yield answer
@@ -152,6 +153,7 @@ class RouterCore:
             job = Job(generate, prompt, model, caller.metadata, arrived, deadline)
             charge = holds.enter_context(closing(await self._admit(job, caller)))
             response = self._leasing.lease(job, request, holds, charge)
+            response.route.queue_us = int(charge.waited * 1e6)
             entry.report = response.route
             return response
 

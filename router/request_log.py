@@ -67,6 +67,7 @@ def _write(entry: Entry, code: Code, message: str, seconds: float) -> None:
         completion_tokens=summary.usage.completion_tokens,
         router_us=report.router_us,
         tokenize_us=report.tokenize_us,
+        admission_us=report.queue_us,
         queue_us=summary.queue_us,
         prefill_us=summary.prefill_us,
         seconds=round(seconds, 6),

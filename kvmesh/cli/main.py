@@ -7,7 +7,7 @@ import typer
 
 from cache_node.config import NodeConfig
 from kvmesh import __version__
-from kvmesh.cli import bench, chat, demo, explain, generate, model, nodes, processes, serve
+from kvmesh.cli import bench, chat, demo, explain, generate, key, model, nodes, processes, serve
 from kvmesh.cli.flags import as_command
 from kvmesh.cli.node_flags import NODE_FLAGS
 from kvmesh.cli.parent import end_with_parent
@@ -59,6 +59,7 @@ app.command("router", help=processes.ROUTER_HELP, rich_help_panel=RUN)(
 app.command("node", help=processes.NODE_HELP, rich_help_panel=RUN)(
     as_command(NodeConfig, NODE_FLAGS, processes.node)
 )
+app.command("key", rich_help_panel=RUN)(key.key)
 app.command("generate", rich_help_panel=ASK)(generate.generate)
 app.command("chat", rich_help_panel=ASK)(chat.chat)
 app.command("nodes", rich_help_panel=ASK)(nodes.nodes)

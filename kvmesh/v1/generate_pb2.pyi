@@ -99,7 +99,9 @@ class GenerateRequest(_message.Message):
     INVALID_ARGUMENT. Empty: the router makes one.
     """
     priority: _builtins.int
-    """Larger runs first. Range [-100, 100], default 0; outside it INVALID_ARGUMENT."""
+    """Larger runs first. Range [-100, 100], default 0; outside it, or above what the tenant may have, INVALID_ARGUMENT. In
+    the router's queue all above 0 go before all at 0, and these before all below; on a node each number counts.
+    """
     cache: Global___CacheMode.ValueType
     """Use of the prefix cache. Unset means CACHE_MODE_READ_WRITE."""
     adapter: _builtins.str
@@ -573,6 +575,7 @@ class RouteReport(_message.Message):
     TOKENIZE_US_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
+    QUEUE_US_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id, given or made."""
     node: _builtins.str
@@ -593,6 +596,8 @@ class RouteReport(_message.Message):
     """Time to render and tokenise the prompt, microseconds."""
     seed: _builtins.int
     """The seed in use, given or drawn."""
+    queue_us: _builtins.int
+    """Part of router_us: time in the router's queue until a node had room, microseconds."""
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouteCandidate]:
         """All nodes that were considered, cheapest first, when `explain` was set."""
@@ -611,10 +616,11 @@ class RouteReport(_message.Message):
         tokenize_us: _builtins.int = ...,
         seed: _builtins.int = ...,
         candidates: _abc.Iterable[Global___RouteCandidate] | None = ...,
+        queue_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "candidates", b"candidates", "node", b"node", "policy", b"policy", "predicted_cached_tokens", b"predicted_cached_tokens", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "request_id", b"request_id", "router_us", b"router_us", "seed", b"seed", "tokenize_us", b"tokenize_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "candidates", b"candidates", "node", b"node", "policy", b"policy", "predicted_cached_tokens", b"predicted_cached_tokens", "prompt_tokens", b"prompt_tokens", "queue_us", b"queue_us", "reason", b"reason", "request_id", b"request_id", "router_us", b"router_us", "seed", b"seed", "tokenize_us", b"tokenize_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

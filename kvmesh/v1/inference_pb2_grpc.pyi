@@ -30,7 +30,10 @@ GRPC_VERSION: str
 class InferenceStub:
     """Errors of every call, as status code with google.rpc details:
       INVALID_ARGUMENT    a field is wrong; BadRequest names it, its bound and what to do
-      RESOURCE_EXHAUSTED  the fleet is full; RetryInfo says when to come back
+      UNAUTHENTICATED     the router has tenants, and the API key (metadata `authorization: Bearer KEY` or `x-api-key`)
+                          is missing or not one of theirs
+      RESOURCE_EXHAUSTED  a limit of the tenant, which the message begins with (requests_per_second, tokens_per_second,
+                          concurrency), a full queue, or no room before the deadline; RetryInfo says when to come back
       UNAVAILABLE         no node can be reached, or the node died after the first token
       UNIMPLEMENTED       a documented feature that this version does not serve
       DEADLINE_EXCEEDED, CANCELLED   as the client asked; everything held is released
@@ -55,7 +58,10 @@ class InferenceStub:
 class InferenceAsyncStub(InferenceStub):
     """Errors of every call, as status code with google.rpc details:
       INVALID_ARGUMENT    a field is wrong; BadRequest names it, its bound and what to do
-      RESOURCE_EXHAUSTED  the fleet is full; RetryInfo says when to come back
+      UNAUTHENTICATED     the router has tenants, and the API key (metadata `authorization: Bearer KEY` or `x-api-key`)
+                          is missing or not one of theirs
+      RESOURCE_EXHAUSTED  a limit of the tenant, which the message begins with (requests_per_second, tokens_per_second,
+                          concurrency), a full queue, or no room before the deadline; RetryInfo says when to come back
       UNAVAILABLE         no node can be reached, or the node died after the first token
       UNIMPLEMENTED       a documented feature that this version does not serve
       DEADLINE_EXCEEDED, CANCELLED   as the client asked; everything held is released
@@ -76,7 +82,10 @@ class InferenceAsyncStub(InferenceStub):
 class InferenceServicer:
     """Errors of every call, as status code with google.rpc details:
       INVALID_ARGUMENT    a field is wrong; BadRequest names it, its bound and what to do
-      RESOURCE_EXHAUSTED  the fleet is full; RetryInfo says when to come back
+      UNAUTHENTICATED     the router has tenants, and the API key (metadata `authorization: Bearer KEY` or `x-api-key`)
+                          is missing or not one of theirs
+      RESOURCE_EXHAUSTED  a limit of the tenant, which the message begins with (requests_per_second, tokens_per_second,
+                          concurrency), a full queue, or no room before the deadline; RetryInfo says when to come back
       UNAVAILABLE         no node can be reached, or the node died after the first token
       UNIMPLEMENTED       a documented feature that this version does not serve
       DEADLINE_EXCEEDED, CANCELLED   as the client asked; everything held is released

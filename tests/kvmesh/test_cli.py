@@ -49,6 +49,7 @@ def test_the_commands_are_these():
         "demo",
         "explain",
         "generate",
+        "key",
         "model",
         "node",
         "nodes",

@@ -156,6 +156,8 @@ async def test_what_does_not_fit_waits_and_starts_when_there_is_room(full):
     full.end_first()
     frames = await asyncio.wait_for(second, 1)
     assert len(text_of(frames)) == 16
+    route = frames[0].route
+    assert 0 < route.queue_us <= route.router_us
     assert await metric(full, "admission_seconds_count", outcome="started") == 3
 
 

@@ -1,8 +1,12 @@
 """A tenant's rates and concurrency: on one router's account, and over routers in Redis."""
 
 import asyncio
+import json
+import re
+from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 
 from kvmesh.errors import Code, RequestError
 from kvmesh.v1 import generate_pb2 as pb
@@ -11,11 +15,13 @@ from router.charge import TokenAccount
 from router.local_limits import FIRST_GUESS, LocalLimits
 from router.request_size import RequestSize
 from router.shared_limits import SharedLimits
+from router.tenant_source import TenantsInRedis, tenants_key
 from router.tenants import Tenant, TenantLimits
 from router.token_bucket import TokenBucket
 from tests.redis_fixture import redis_server  # noqa: F401
 from tests.router.fleet_fixture import eventually
 
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "redis.md"
 SIZE = RequestSize(100, 1000, 1, 16)
 
 
@@ -239,3 +245,24 @@ async def test_a_tenant_without_limits_costs_no_call(routers):
     a, _ = routers
     assert await a.take(tenant(), 10**9) is None
     assert a.shared
+
+
+async def test_the_user_of_the_documentation_may_do_all_that_limits_and_tenants_need(redis_server):  # noqa: F811
+    rules = re.findall(r"ACL SETUSER kvmesh ((?:.|\n {6} )*)", DOCS.read_text())
+    words = " ".join(rules).replace(">…", ">secret").split()
+    admin = Redis.from_url(redis_server.url)
+    await admin.execute_command("ACL", "SETUSER", "kvmesh", *words)
+    record = {"keys": [f"sha256:{'0' * 64}"]}
+    await admin.hset(tenants_key("kvmesh"), "acme", json.dumps(record))
+    await admin.aclose()
+    url = redis_server.url.replace("//", "//kvmesh:secret@")
+    servers = RedisShards(url)
+    limits = SharedLimits(servers, "kvmesh", "router")
+    acme = tenant(requests_per_second=10, tokens_per_second=10, concurrency=2)
+    held = await limits.take(acme, 5)
+    await limits.renew()
+    limits.give(held, -5)
+    await limits.settled()
+    assert limits.failures == 0
+    assert len(list(await TenantsInRedis(servers, "kvmesh").changed())) == 1
+    await servers.aclose()

@@ -6,7 +6,9 @@ from hashlib import sha256
 import pytest
 import structlog
 from redis.asyncio import Redis
+from typer.testing import CliRunner
 
+from kvmesh.cli.main import app
 from kvmesh.errors import Code, RequestError
 from prefix_index.redis_shards import RedisShards
 from router.tenant_directory import TenantDirectory
@@ -47,6 +49,14 @@ def test_a_key_finds_its_tenant_and_no_other_does():
     assert tenants.of(OTHER).limits.weight == 2
     for wrong in (KEY[:-1], KEY + "x", "", hashed(KEY), "\udcff"):
         assert tenants.of(wrong) is None
+
+
+def test_the_command_makes_keys_that_work():
+    made = CliRunner().invoke(app, ["key"]).output.split()
+    again = CliRunner().invoke(app, ["key", "--stdin"], input=f"{made[1]}\n").output.split()
+    assert (made[0], made[2], made[3]) == ("key:", "hash:", again[1])
+    assert read_tenants({"acme": {"keys": [made[3]]}}).of(made[1])
+    assert CliRunner().invoke(app, ["key", "--stdin"], input="\n").exit_code == 2
 
 
 def test_the_start_of_a_hash_is_not_enough():
