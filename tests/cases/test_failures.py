@@ -184,6 +184,18 @@ async def test_r13_a_request_that_takes_every_node_with_it_is_given_up():
         assert sum(len(node.requests) for node in nodes) == 3
 
 
+async def test_r13_a_node_lost_after_its_last_frame_is_not_missed():
+    nodes = [StubNode(f"node-{i}") for i in range(2)]
+    async with running_fleet(*nodes) as fleet:
+        late = (("x-stub", "fail_after=5 code=UNAVAILABLE"),)
+        call = fleet.inference.Generate(request("hello", 5), metadata=late, timeout=10)
+        frames = await rest_of(call)
+        assert (text_of(frames), await call.code()) == ("hello", Code.OK)
+        assert sum(len(node.requests) for node in nodes) == 1
+        trailing = dict(await call.trailing_metadata())
+        assert pb.Summary.FromString(trailing["kvmesh-usage-bin"]) == frames[-1].summary
+
+
 async def test_r13_best_of_starts_anew_since_nothing_was_sent():
     nodes = [StubNode(f"node-{i}", script=Script(prefill=0.2)) for i in range(2)]
     async with running_fleet(*nodes, policy="round-robin") as fleet:
@@ -292,16 +304,19 @@ async def test_a_drained_node_finishes_what_it_has_and_gets_nothing_new():
 
 async def test_a_drain_that_lasts_too_long_moves_the_streams():
     nodes = [StubNode("node-0"), StubNode("node-1")]
-    async with running_fleet(*nodes) as fleet:
-        call = fleet.inference.Generate(request("hello", 100), metadata=SLOW)
-        first = await call.read()
+    async with running_fleet(*nodes, policy="round-robin") as fleet:
+        calls = [fleet.inference.Generate(request("hello", 100), metadata=SLOW) for _ in range(12)]
+        firsts = [await call.read() for call in calls]
+        there = sum(first.route.node == "node-0" for first in firsts)
+        assert there >= 5  # as many failures would open a breaker
         wait = duration_pb2.Duration(nanos=100_000_000)
-        assert (await drain(fleet, first.route.node, timeout=wait)).running == 1
-        await drain(fleet, first.route.node, timeout=wait, move=True)
-        frames = [first, *await rest_of(call)]
-        assert text_of(frames) == "hello" * 20
-        assert frames[-1].summary.node != first.route.node
-        assert fleet.breaker(int(first.route.node[-1])) == "closed"
+        assert (await drain(fleet, "node-0", timeout=wait)).running == there
+        await drain(fleet, "node-0", timeout=wait, move=True)
+        for call, first in zip(calls, firsts, strict=True):
+            frames = [first, *await rest_of(call)]
+            assert text_of(frames) == "hello" * 20
+            assert frames[-1].summary.node == "node-1"
+        assert fleet.breaker(0) == "closed"
 
 
 async def test_a_drain_of_nobody_says_so():
