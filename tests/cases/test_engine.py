@@ -53,7 +53,7 @@ class Running:
         self.engine.start()
 
     def submit(self, request) -> None:
-        self.engine.submit(request, NoText, "router", 1)
+        self.engine.submit(request, lambda _: NoText(), "router", 1)
 
     def ended(self, name: str) -> StepOutput:
         """Waits for the step output that ends `name`."""
