@@ -23,7 +23,7 @@ from kvmesh.v1 import cache_node_pb2 as pb
 from kvmesh.v1 import cache_node_pb2_grpc, fleet_pb2, fleet_pb2_grpc
 from router.config import RouterConfig
 
-START, STOP = 120.0, 15.0  # seconds at most
+START, STOP = 600.0, 15.0  # seconds at most: a busy machine may stand still for minutes
 LONGEST_FREEZE = 8.0  # seconds
 DRAIN = 1.0  # seconds for streams to end, then they move
 
