@@ -25,7 +25,6 @@ class Answer:
         self._journey = journey
         self._call = call
         self._first = first
-        self._last = first or b""
         self._ended = first is None
         self._cut_short = False  # the node was lost once it had said all
         self._relayed = Relayed(journey.job.samples)
@@ -55,7 +54,7 @@ class Answer:
         if self.frames == 0:
             self._relay(self._first or b"")
             # Two serialized messages after each other are one with the fields of both.
-            return pb.GenerateResponse(route=self.report).SerializeToString() + self._last
+            return pb.GenerateResponse(route=self.report).SerializeToString() + self._relayed.last
         if self._ended:
             return None
         frame = await self._next()
@@ -67,7 +66,6 @@ class Answer:
 
     def _relay(self, frame: bytes) -> None:
         self.frames += 1
-        self._last = frame
         self._relayed.add(frame)
 
     async def _next(self) -> bytes | None:
@@ -104,7 +102,7 @@ class Answer:
         try:
             if isinstance(packed, bytes):
                 return pb.Summary.FromString(packed)
-            return pb.GenerateResponse.FromString(self._last).summary
+            return pb.GenerateResponse.FromString(self._relayed.last).summary
         except DecodeError:
             return pb.Summary()
 

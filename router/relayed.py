@@ -15,11 +15,13 @@ class Relayed:
 
     def __init__(self, samples: int) -> None:
         self.progressed = False  # a frame has come since this was last set to False
+        self.last = b""
         self._samples = samples
         self._frames: bytearray | None = bytearray()
 
     def add(self, frame: bytes) -> None:
         self.progressed = True
+        self.last = frame
         if self._frames is None:
             return
         self._frames += frame
@@ -29,20 +31,13 @@ class Relayed:
     @property
     def complete(self) -> bool:
         """Whether the node has said all: what is missing is its status."""
-        answer = self._parsed()
-        return answer is not None and answer.HasField("summary")
-
-    @property
-    def summary(self) -> generate_pb2.Summary:
-        """Of a complete answer; empty for another."""
-        answer = self._parsed()
-        return answer.summary if answer is not None else generate_pb2.Summary()
+        return generate_pb2.GenerateResponse.FromString(self.last).HasField("summary")
 
     def resume(self) -> Sequence[cache_node_pb2.Resume] | None:
         """How another node can go on, one entry a sample. None: the answer has become too long."""
-        answer = self._parsed()
-        if answer is None:
+        if self._frames is None:
             return None
+        answer = generate_pb2.GenerateResponse.FromString(bytes(self._frames))
         entries = [cache_node_pb2.Resume(index=index) for index in range(self._samples)]
         texts: list[list[str]] = [[] for _ in entries]
         for delta in answer.deltas:
@@ -53,8 +48,3 @@ class Relayed:
         for entry, text in zip(entries, texts, strict=True):
             entry.text_bytes_sent = len("".join(text).encode())
         return entries
-
-    def _parsed(self) -> generate_pb2.GenerateResponse | None:
-        if self._frames is None:
-            return None
-        return generate_pb2.GenerateResponse.FromString(bytes(self._frames))
