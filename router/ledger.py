@@ -39,7 +39,9 @@ class Reservation:
 class Change:
     """What happened to a node's load since its last report, as far as this router knows.
 
-    More dispatches add, first tokens and ends subtract: a part can be negative.
+    More dispatches add, first tokens and ends subtract: a part can be negative. Of `committed` and
+    `samples` nothing is subtracted: a report may have known of the end already, and what is taken
+    off twice is given away twice.
     """
 
     requests: int = 0
@@ -126,8 +128,6 @@ class Ledger:
             if reservation.sequence <= account.reported:
                 account.settled.requests += 1
                 account.settled.blocks += reservation.blocks
-                account.settled.committed += reservation.committed
-                account.settled.samples += reservation.samples
             self._changed()
 
     def report(self, node: str, last_sequence: int) -> None:
@@ -148,8 +148,8 @@ class Ledger:
             requests=len(held) - settled.requests,
             prefill_tokens=sum(each.prefill_tokens for each in prefilling) - settled.prefill_tokens,
             blocks=sum(each.blocks for each in held) - settled.blocks,
-            committed=sum(each.committed for each in held) - settled.committed,
-            samples=sum(each.samples for each in held) - settled.samples,
+            committed=sum(each.committed for each in held),
+            samples=sum(each.samples for each in held),
         )
 
     def in_flight(self, node: str) -> int:
