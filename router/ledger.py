@@ -58,6 +58,7 @@ class _Account:
     held: dict[Key, Reservation] = field(default_factory=dict)
     prefilling: dict[Key, Reservation] = field(default_factory=dict)
     settled: Change = field(default_factory=Change)  # counted in the report, and over since
+    change: Change | None = None  # the sum of it, until anything happens
 
 
 class Ledger:
@@ -106,6 +107,7 @@ class Ledger:
         )
         self._requests.add(request_id)
         account.held[reservation.key] = account.prefilling[reservation.key] = reservation
+        account.change = None
         return reservation
 
     def prefilled(self, reservation: Reservation) -> None:
@@ -113,6 +115,7 @@ class Ledger:
         account = self._accounts[reservation.node]
         if account.prefilling.get(reservation.key) is reservation:
             del account.prefilling[reservation.key]
+            account.change = None
             if reservation.sequence <= account.reported:
                 account.settled.prefill_tokens += reservation.prefill_tokens
 
@@ -124,6 +127,7 @@ class Ledger:
         if account.held.get(reservation.key) is reservation:
             self.prefilled(reservation)
             del account.held[reservation.key]
+            account.change = None
             self._requests.remove(reservation.request_id)
             if reservation.sequence <= account.reported:
                 account.settled.requests += 1
@@ -133,14 +137,22 @@ class Ledger:
     def report(self, node: str, last_sequence: int) -> None:
         """The node has reported its load, dispatches up to `last_sequence` counted."""
         account = self._accounts.setdefault(node, _Account())
-        account.reported, account.settled = last_sequence, Change()
+        account.reported, account.settled, account.change = last_sequence, Change(), None
         self._changed()
 
     def since_report(self, node: str) -> Change:
-        """What to add to the node's last report."""
+        """What to add to the node's last report. Asked several times for each request and node, so
+        it is remembered; not to be changed.
+        """
         account = self._accounts.get(node)
         if account is None:
             return Change()
+        if account.change is None:
+            account.change = self._sum(account)
+        return account.change
+
+    @staticmethod
+    def _sum(account: _Account) -> Change:
         held = _after(account.held, account.reported)
         prefilling = _after(account.prefilling, account.reported)
         settled = account.settled
@@ -164,12 +176,15 @@ class Ledger:
         return not any(account.held for account in self._accounts.values())
 
     def check_integrity(self) -> None:
-        """Asserts that what prefills is held, and that each request is held once."""
+        """Asserts that what prefills is held, that each request is held once, and that sums which
+        are remembered are right.
+        """
         held = [each for account in self._accounts.values() for each in account.held.values()]
         assert self._requests == {each.request_id for each in held}
         assert len(self._requests) == len(held)
         for account in self._accounts.values():
             assert account.prefilling.keys() <= account.held.keys()
+            assert account.change in (None, self._sum(account))
 
 
 def _after(reservations: dict[Key, Reservation], sequence: int) -> list[Reservation]:

@@ -33,6 +33,8 @@ CHANNEL_OPTIONS = (
     ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
 )
 
+ACCEPTED = (Health.NODE_HEALTH_UP, Health.NODE_HEALTH_DRAINING)
+
 FrameCall = grpc.aio.UnaryStreamCall[pb.NodeGenerateRequest, bytes]
 FrameMethod = grpc.aio.UnaryStreamMultiCallable[pb.NodeGenerateRequest, bytes]
 
@@ -69,7 +71,7 @@ class Node:
     @property
     def accepted(self) -> bool:
         """A member of the fleet that can be reached: its name and size are known."""
-        return self.health in (Health.NODE_HEALTH_UP, Health.NODE_HEALTH_DRAINING)
+        return self.health in ACCEPTED
 
     @property
     def held_blocks(self) -> int:

@@ -18,12 +18,12 @@ from router.policies import make_policy
 from router.policy import Candidate, Choice, Cost, Policy
 from router.prefix_aware import predicted_ttft
 from router.prompt import Prompt
-from router.recent_prompts import Holder, RecentPrompts
+from router.recent_prompts import RecentPrompts, Sent
 from router.registry import Registry
 from router.request_size import RequestSize, blocks_of
 from router.watermark import Watermark
 
-NOTHING, FREE = Match(0, 0), Cost(0.0)
+NOTHING, UNSENT, FREE = Match(0, 0), Sent(0, 0), Cost(0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,12 @@ class Placement:
             committed=size.blocks(node.load.growth_share),
             samples=size.samples,
         )
-        self._recent.note(Holder(node.name, node.epoch), prompt.keys)
+        self._recent.note(node.name, node.epoch, prompt.keys)
         return Placed(node, choice, candidates, reservation)
 
     def refused(self, prompt: Prompt, placed: Placed) -> None:
         """The node did not take it: nothing of the prompt is going to be cached there."""
-        self._recent.withdraw(Holder(placed.node.name, placed.node.epoch), prompt.keys)
+        self._recent.withdraw(placed.node.name, prompt.keys)
 
     def addresses(self, names: Collection[str]) -> set[str]:
         """Of the nodes with these names."""
@@ -111,21 +111,22 @@ class Placement:
     def candidates(self, prompt: Prompt, model: Model, nodes: Collection[Node]) -> list[Candidate]:
         """The nodes as the policy sees them, in the same order."""
         matches, sent = self._index.match(prompt.keys), self._recent.match(prompt.keys)
-        found = []
+        size, found = model.block_size, []
         for node in nodes:
-            change = self._ledger.since_report(node.name)
-            match = matches.get(node.name, NOTHING)
-            ahead = sent.get(Holder(node.name, node.epoch), 0) - match.blocks
+            load, change = node.load, self._ledger.since_report(node.name)
+            gpu_blocks, cpu_blocks = matches.get(node.name, NOTHING)
+            epoch, sent_blocks = sent.get(node.name, UNSENT)
+            ahead = sent_blocks - gpu_blocks - cpu_blocks if epoch == node.epoch else 0
             found.append(
                 Candidate(
                     node.name,
-                    match.gpu_blocks * model.block_size,
-                    match.cpu_blocks * model.block_size,
-                    max(0, ahead) * model.block_size,
-                    max(0, node.load.queued_prefill_tokens + change.prefill_tokens),
+                    gpu_blocks * size,
+                    cpu_blocks * size,
+                    max(0, ahead) * size,
+                    max(0, load.queued_prefill_tokens + change.prefill_tokens),
                     max(0, node.held_blocks + change.blocks),
-                    max(0, node.load.running + node.load.waiting + change.requests),
-                    node.load.prefill_tokens_per_second,
+                    max(0, load.running + load.waiting + change.requests),
+                    load.prefill_tokens_per_second,
                 )
             )
         return found

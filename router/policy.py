@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A node that can be chosen, as the router sees it now. Cached tokens are of this prompt.
 
     `speculative_tokens` of it follow those that are cached: requests that were sent there a moment

@@ -87,17 +87,16 @@ def _without_late(prompt_tokens: int, candidates: Sequence[Candidate]) -> Sequen
 def _explain(
     prompt_tokens: int, chosen: Candidate, candidates: Sequence[Candidate]
 ) -> tuple[str, str]:
-    holder = max(candidates, key=lambda each: each.expected_tokens)
-    share = f"{chosen.expected_tokens} of {prompt_tokens} tokens"
-    if chosen.expected_tokens and chosen.expected_tokens == holder.expected_tokens:
+    expected = [each.expected_tokens for each in candidates]
+    own, most = chosen.expected_tokens, max(expected)
+    share = f"{own} of {prompt_tokens} tokens"
+    if own and own == most:
         return "longest-prefix", f"longest prefix: {share}"
-    if chosen.expected_tokens:
-        return (
-            "shorter-prefix",
-            f"prefix of {share}; {holder.node} has {holder.expected_tokens} but is busier",
-        )
+    holder = candidates[expected.index(most)].node
+    if own:
+        return "shorter-prefix", f"prefix of {share}; {holder} has {most} but is busier"
     least = f"least loaded of {len(candidates)}" if len(candidates) > 1 else "only node"
-    if holder.expected_tokens:
-        held = f"{holder.expected_tokens} of {prompt_tokens} tokens"
-        return "load", f"{least}; {holder.node} holds {held} but is busier"
+    if most:
+        held = f"{most} of {prompt_tokens} tokens"
+        return "load", f"{least}; {holder} holds {held} but is busier"
     return "no-prefix", f"{least}; no node holds the prefix"

@@ -11,6 +11,8 @@ from router.node import CHANNEL_OPTIONS, Health, Node
 
 log = structlog.get_logger("router")
 
+UP = Health.NODE_HEALTH_UP  # an enum of protobuf takes a microsecond to look up
+
 
 class Registry:
     """Owns the nodes and their channels. Every change of a node's health goes through here and is
@@ -40,7 +42,7 @@ class Registry:
     @property
     def up(self) -> list[Node]:
         """The nodes that take new requests."""
-        return [node for node in self.nodes if node.health == Health.NODE_HEALTH_UP]
+        return [node for node in self.nodes if node.health == UP]
 
     @property
     def largest_pool(self) -> int | None:

@@ -49,10 +49,12 @@ class Watermark:
         `on_the_way` are requests that may start and have not reached a node yet. Nobody knows which
         they will take, so they count on all.
         """
-        obstacles = [self._obstacle(node, size, on_the_way) for node in nodes]
-        if None in obstacles:
-            return None
-        return max((each for each in obstacles if each), key=_NEAREST.index)
+        obstacles = []
+        for node in nodes:
+            if (obstacle := self._obstacle(node, size, on_the_way)) is None:
+                return None
+            obstacles.append(obstacle)
+        return max(obstacles, key=_NEAREST.index)
 
     def committed(self, node: Node) -> int:
         """Blocks of the node that are given away, as far as this router knows."""
@@ -79,10 +81,12 @@ class Watermark:
         seats = max(0, load.running + load.waiting + change.samples)
         if not committed and not seats and not on_the_way:
             return None  # alone it fits, else it would have been refused for good
-        comers = (*on_the_way, size)
-        if seats + sum(each.samples for each in comers) > node.max_num_seqs:
+        samples, needed = size.samples, size.blocks(load.growth_share)
+        for each in on_the_way:
+            samples += each.samples
+            needed += each.blocks(load.growth_share)
+        if seats + samples > node.max_num_seqs:
             return Wait.SEATS
-        needed = sum(each.blocks(load.growth_share) for each in comers)
         return Wait.BLOCKS if committed + needed > node.num_blocks else None
 
 

@@ -41,6 +41,7 @@ def test_the_commands_are_these():
         "bench kernels",
         "bench memory",
         "bench quant",
+        "bench router",
         "bench routing",
         "bench soak",
         "bench step",

@@ -88,9 +88,15 @@ def test_r6_any_order_of_events_ends_at_zero():
             made.append(reserve(ledger, str(step), rng.choice("abc"), rng.randint(1, 3)))
         else:
             rng.choice((ledger.prefilled, ledger.release))(rng.choice(made))
+        if rng.random() < 0.2:
+            ledger.report(rng.choice("abc"), rng.randint(0, step))
         ledger.check_integrity()
+        for node in "abc":
+            ledger.since_report(node)
         assert all(ledger.in_flight(node) >= 0 for node in "abc")
     for each in made:
         ledger.release(each)
     assert ledger.idle
+    for node in "abc":
+        ledger.report(node, 2000)
     assert all(ledger.since_report(node) == Change() for node in "abc")

@@ -2,7 +2,18 @@
 
 import typer
 
-from kvmesh.cli.bench import engine, failover, kernels, memory, quant, routing, soak, step, ttft
+from kvmesh.cli.bench import (
+    engine,
+    failover,
+    kernels,
+    memory,
+    quant,
+    router,
+    routing,
+    soak,
+    step,
+    ttft,
+)
 
 app = typer.Typer(no_args_is_help=True, help="Measure a fleet.", rich_markup_mode="markdown")
 
@@ -19,6 +30,7 @@ app.command("engine")(engine.engine)
 app.command("kernels")(kernels.kernels)
 app.command("memory")(memory.memory)
 app.command("quant")(quant.quant)
+app.command("router")(router.router)
 app.command("routing")(routing.routing)
 app.command("step")(step.step)
 app.command("soak")(soak.soak)

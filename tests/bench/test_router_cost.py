@@ -1,0 +1,42 @@
+"""What the router's benchmark measures, and that nothing is left behind."""
+
+import grpc
+
+from bench.figures import Spread
+from bench.proxy_cost import ProxyCost, _Load
+from bench.routing_cost import BLOCKS, RoutingCost, measure_mirror, measure_routing_cost
+from bench.stub_fleet import stub_fleet
+from bench.usage import family
+
+
+def test_the_parts_of_a_decision_are_within_the_whole():
+    cost = measure_routing_cost(100, entries=20_000)
+    assert [each.blocks for each in cost.decisions] == list(BLOCKS)
+    for each in cost.decisions:
+        assert 0 < each.match < each.place
+        assert 0 < each.match_fresh < each.place
+        assert 0 < each.keys < each.total
+    small, large = cost.decisions
+    assert 2 < large.keys / small.keys < 8  # four times the blocks
+    assert len(cost.goals) == 4
+
+
+def test_the_memory_of_a_mirror_is_that_of_its_entries():
+    assert 50 < measure_mirror(20_000).bytes_an_entry < 200
+
+
+def test_goals_are_missed_by_what_is_too_slow():
+    slow, fast = Spread((90.0, 70.0)), Spread((55.0, 300.0))
+    assert [goal.met for goal in ProxyCost(slow, slow, slow).goals] == [False, True]
+    assert [goal.met for goal in ProxyCost(fast, fast, fast).goals] == [True, True]
+    assert isinstance(RoutingCost((), measure_mirror(1000)).as_json()["mirror"], dict)
+
+
+async def test_streams_and_leases_pass_through_a_real_router():
+    async with stub_fleet() as fleet, grpc.aio.insecure_channel(fleet.target) as channel:
+        load = _Load(fleet, channel)
+        await load.streams(8, 3)
+        await load.leases(8)
+        assert await load.cpu(lambda: load.streams(16, 5), 0.0) >= 0
+        await load.close()
+        assert len(family(fleet.router_pid)) == 1
