@@ -6,6 +6,7 @@ import pty
 import re
 import subprocess
 import sys
+from contextlib import suppress
 
 _CODES = re.compile(rb"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]")
 
@@ -55,6 +56,17 @@ class Terminal:
     def type(self, text: str) -> None:
         """Keys; \\n is Return, \\x03 is Ctrl-C, \\x04 is Ctrl-D."""
         os.write(self._master, text.encode())
+
+    async def press(self, keys: str, text: str, every: float = 2.0) -> None:
+        """Presses `keys` again and again until `text` shows. Python can lose a Ctrl-C between the
+        prompt and its wait for keys, a terminal a Ctrl-D that comes before the prompt.
+        """
+        for _ in range(int(PATIENCE / every)):
+            self.type(keys)
+            with suppress(AssertionError):
+                await self.until(text, every)
+                return
+        raise AssertionError(f"{keys!r} again and again, and no {text!r}")
 
     async def until(self, text: str, within: float = PATIENCE) -> str:
         """What has been shown since the last call, up to and with `text`."""

@@ -195,13 +195,13 @@ async def test_ctrl_c_stops_an_answer_and_not_the_chat():
         await terminal.until("stopped")
         await eventually(lambda: node.cancelled == 1 and fleet.idle)
         node.script = Script()
-        terminal.type("\x03")
-        await terminal.until("/quit or Ctrl-D leaves")
+        await terminal.press("\x03", "/quit or Ctrl-D leaves")
         terminal.type("again\n")
         await eventually(lambda: len(node.requests) == 2, PATIENCE)
         assert said(node).startswith(f"<user\n{HELLO}>\n<assistant\n")
         assert said(node).count("<assistant\n") == 2
         await terminal.until("node-0")
+        await terminal.until("› ")
         terminal.type("\x04")
         assert await terminal.end() == 0
     assert "Traceback" not in terminal.shown
