@@ -75,6 +75,10 @@ class RedisCluster:
         for server in (target, source):
             ask(server, "cluster", "setslot", str(slot), "node", ids[target])
 
+    def owner(self, slot: int) -> RedisServer:
+        """The server that has the slot now."""
+        return next(server for server in self.servers if _holds(server, slot))
+
     def _meet(self) -> None:
         first, *others = self.servers
         for number, server in enumerate(self.servers):
@@ -98,6 +102,13 @@ def ask(server: RedisServer, *command: str) -> str:
     ).stdout.strip()
     assert not shown.startswith(("ERR", "(error)")), shown
     return shown
+
+
+def _holds(server: RedisServer, slot: int) -> bool:
+    nodes = ask(server, "cluster", "nodes").splitlines()
+    mine = next(line for line in nodes if "myself" in line).split()[8:]
+    ranges = [part.split("-") for part in mine if not part.startswith("[")]
+    return any(int(each[0]) <= slot <= int(each[-1]) for each in ranges)
 
 
 def _whole(info: str) -> bool:
