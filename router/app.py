@@ -38,6 +38,7 @@ from router.request_log import RequestLog
 from router.retry_budget import RetryBudget
 from router.sender import Sender
 from router.silence import SilenceDetector
+from router.tenant_salts import TenantSalts
 from router.watcher import Watcher
 
 log = structlog.get_logger("router")
@@ -64,7 +65,7 @@ class RouterApp:
         self.leases = Leases(lease_key, config.lease_time, self.metrics)
         self._index = Index(config.redis_url, config.redis_group, config.redis_shards)
         self._registry = Registry(config.nodes, channel_credentials(config.node_tls_files))
-        self._reader = PromptReader(config.tokenizer_threads)
+        self._reader = PromptReader(config.tokenizer_threads, TenantSalts(fleet_key))
         self._router_id = uuid.uuid4().hex
         self._admitting = Admitting(
             config, self._registry, self.ledger, self.metrics.admission, self._router_id

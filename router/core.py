@@ -203,7 +203,7 @@ class RouterCore:
         check_cache_mode(request.cache)
         check_unserved(request)
         check_sampling(request.sampling, model.vocab_size)
-        prompt = await self._reader.read(request, model, caller.tenant.salt)
+        prompt = await self._reader.read(request, model, caller.tenant)
         self.metrics.prompt_read(prompt)
         if (largest := self._registry.largest_pool) is None:
             raise unavailable("no cache node is up")

@@ -15,6 +15,8 @@ from kvmesh.v1 import inference_pb2
 from kvmesh.validation import MAX_MESSAGES, check_prompt_length, check_token_ids
 from prefix_index.keys import block_keys
 from router.fleet import Model
+from router.tenant_salts import TenantSalts
+from router.tenants import Tenant
 
 TOKEN_BYTES = 4
 
@@ -46,14 +48,16 @@ class Prompt:
 class PromptReader:
     """Owns the threads that tokenise. At most the router's requests in flight wait for them."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, salts: TenantSalts) -> None:
+        self._salts = salts
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
 
-    async def read(self, request: pb.GenerateRequest, model: Model, salt: bytes = b"") -> Prompt:
-        """With block keys of the tenant with `salt`.
+    async def read(self, request: pb.GenerateRequest, model: Model, tenant: Tenant) -> Prompt:
+        """With block keys of the tenant.
 
         Raises INVALID_ARGUMENT for a prompt that is missing, malformed or too long.
         """
+        salt = self._salts.of(tenant)
         if request.WhichOneof("prompt") == "token_ids" and len(request.token_ids) <= SHORT:
             return _read(request, model, salt)
         return await self._run(lambda: _read(request, model, salt))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 DIGEST_BYTES = sha256().digest_size
-SALT_BYTES = 16
 _FOUND_BY = DIGEST_BYTES // 4
 
 
@@ -34,13 +33,6 @@ class Tenant:
     name: str
     limits: TenantLimits = TenantLimits()
     shares_cache: bool = False
-
-    @property
-    def salt(self) -> bytes:
-        """Part of its block keys: the same in every router, and no two tenants' are."""
-        if self.shares_cache:
-            return b""
-        return sha256(b"kvmesh tenant\0" + self.name.encode()).digest()[:SALT_BYTES]
 
 
 EVERYBODY = Tenant("", shares_cache=True)

@@ -10,10 +10,13 @@ from typer.testing import CliRunner
 
 from kvmesh.cli.main import app
 from kvmesh.errors import Code, RequestError
+from kvmesh.fleet_key import FleetKey
 from prefix_index.redis_shards import RedisShards
 from router.tenant_directory import TenantDirectory
 from router.tenant_records import read_tenants
+from router.tenant_salts import TenantSalts
 from router.tenant_source import TenantFile, TenantsInRedis, tenants_key
+from router.tenants import Tenant
 from tests.redis_fixture import redis_server  # noqa: F401
 
 KEY, OTHER = "kv-acme-1", "kv-zeta-1"
@@ -99,9 +102,18 @@ def test_tenants_have_other_salts_unless_both_share():
     tenants = read_tenants(
         {"a": record("1"), "b": record("2"), "c": record("3", shares_cache=True)}
     )
-    a, b, c = (tenants.of(key).salt for key in "123")
-    assert len({a, b, c}) == 3
-    assert c == b""
+    for salts in (TenantSalts(None), TenantSalts(FleetKey(b"k" * 32))):
+        a, b, c = (salts.of(tenants.of(key)) for key in "123")
+        assert len({a, b, c}) == 3
+        assert c == b""
+
+
+def test_a_tenants_name_is_not_enough_to_make_its_salt():
+    """But every router of the fleet makes the same."""
+    acme = Tenant("acme")
+    one, same, other = (TenantSalts(FleetKey(each * 32)) for each in (b"a", b"a", b"b"))
+    assert one.of(acme) == same.of(acme)
+    assert len({one.of(acme), other.of(acme), TenantSalts(None).of(acme)}) == 3
 
 
 def test_without_tenants_everybody_may():
