@@ -28,6 +28,7 @@ from kvmesh.v1 import generate_pb2
 from prefix_index.event_log import EventLog
 from prefix_index.events import Cleared, Stored
 from prefix_index.keys import block_keys, root_key
+from prefix_index.redis_publisher import RedisPublisher
 from tests.router.tiny_model import node_info, tokenizer_files
 
 EPOCHS = itertools.count(time.time_ns())
@@ -151,7 +152,7 @@ class StubNode(rpc.CacheNodeServicer):
             pb.NodeLoad(
                 committed_blocks=held,
                 growth_share=1.0,
-                free_blocks=self.num_blocks - held,
+                free_blocks=max(0, self.num_blocks - held),
                 running=len(self.running),
                 queued_prefill_tokens=sum(len(each.request.token_ids) // 4 for each in queued),
                 last_dispatch_sequence=self.last_sequence.get(router_id, 0),
@@ -341,8 +342,16 @@ async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--name", default="node-0")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--num-blocks", type=int, default=512)
+    parser.add_argument("--redis", default=None, help="URL; its blocks are written there too")
     options = parser.parse_args()
-    node = await StubNode(options.name).start(options.port)
+    node = await StubNode(options.name, options.num_blocks).start(options.port)
+    if options.redis is not None:
+        publisher = RedisPublisher(
+            options.redis, "kvmesh", node.name, node.info.epoch, node.log, heartbeat=0.3
+        )
+        publishing = asyncio.create_task(publisher.run())
+        publishing.add_done_callback(lambda task: task.result())
     print(node.port, flush=True)
     await node.server.wait_for_termination()
 
