@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.kvmesh-installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-large lint kernels-static protos bench soak soak-node clean
+.PHONY: help install demo serve test test-large lint kernels-static protos load-test bench soak soak-node clean
 
 help: ## Show what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' \
@@ -51,6 +51,9 @@ kernels-static: install ## Compile the Triton kernels for four chips and compare
 
 protos: install ## Regenerate the stubs in kvmesh/v1 from protos/
 	$(BIN)/python protos/generate.py $(ARGS)
+
+load-test: install ## Load a fleet of its own for a minute, and write a report with plots
+	$(BIN)/kvmesh load $(ARGS)
 
 bench: install ## Measure cold and warm time to first token
 	$(BIN)/kvmesh bench ttft $(ARGS)

@@ -1,8 +1,9 @@
 """Figures of a benchmark: several runs of one measurement, and goals that they are held against."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ class Spread:
         return {"median": self.median, "values": list(self.values)}
 
 
+def quantile(ranked: Sequence[float], share: float) -> float:
+    """What `share` of the sorted values are below; at least one value."""
+    return ranked[min(len(ranked) - 1, int(len(ranked) * share))]
+
+
 @dataclass(frozen=True, slots=True)
 class Goal:
     """What a figure should be. `at_most` says on which side of `limit`."""
@@ -41,6 +47,13 @@ class Goal:
     value: float
     limit: float
     at_most: bool = True
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Goal":
+        """Of what `as_json` gave."""
+        at_most = "at_most" in fields
+        limit = fields["at_most" if at_most else "at_least"]
+        return cls(fields["name"], fields["value"], limit, at_most)
 
     @property
     def met(self) -> bool:

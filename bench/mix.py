@@ -20,13 +20,20 @@ class Shape(NamedTuple):
         return self.prompt + self.output
 
 
-def draw_mix(count: int, longest: int, seed: int = 0) -> list[Shape]:
-    """`count` requests of 400 tokens in the mean: log-normal prompts of 240 and outputs of 160,
-    each at least 4 and together at most `longest`. The same for the same arguments.
+def draw_mix(
+    count: int,
+    longest: int,
+    seed: int = 0,
+    prompt_mean: float = PROMPT_MEAN,
+    output_mean: float = OUTPUT_MEAN,
+) -> list[Shape]:
+    """`count` requests with log-normal prompts and outputs of these means, 400 tokens together
+    unless told otherwise; each at least 4 and together at most `longest`. The same for the same
+    arguments.
     """
     draw = random.Random(seed)
-    prompts = _lognormal(draw, count, PROMPT_MEAN, longest // 2)
-    outputs = _lognormal(draw, count, OUTPUT_MEAN, longest // 2)
+    prompts = _lognormal(draw, count, prompt_mean, longest // 2)
+    outputs = _lognormal(draw, count, output_mean, longest // 2)
     return [Shape(*pair) for pair in zip(prompts, outputs, strict=True)]
 
 

@@ -2,12 +2,13 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPResponse
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from bench.openai_stream import SETTINGS, StreamEvent, read_event
 from bench.timing import Timing
 
 TIMEOUT = 600.0  # seconds without a byte
@@ -52,19 +53,12 @@ class OpenAiClient:
         return self._ask("/v1/completions", body)
 
     def _ask(self, path: str, body: dict[str, Any]) -> Answer:
-        settings: dict[str, Any] = {
-            "model": self._model,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-        }
-        # Every token should have a text, so that its time is seen.
-        settings |= {"skip_special_tokens": False, "stream_options": {"include_usage": True}}
+        wanted = {"model": self._model} | body | SETTINGS
         connection = self._connect()
         started = time.perf_counter()
         try:
             headers = {"Content-Type": "application/json"}
-            connection.request("POST", path, json.dumps(body | settings), headers)
+            connection.request("POST", path, json.dumps(wanted), headers)
             response = connection.getresponse()
             if response.status != 200:
                 raise RuntimeError(f"{self._address.netloc}: {response.read()[:500]!r}")
@@ -79,26 +73,16 @@ class OpenAiClient:
 def _read(response: HTTPResponse, started: float) -> Answer:
     texts: list[str] = []
     times: list[float] = []
-    usage: dict[str, Any] = {}
-    for event in _events(response):
-        if "error" in event:
-            raise RuntimeError(f"the stream broke: {event['error']}")
-        usage = event.get("usage") or usage
-        if text := "".join(map(_text, event["choices"])):
+    last: StreamEvent | None = None  # with usage
+    for event in filter(None, map(read_event, response)):
+        if event.error is not None:
+            raise RuntimeError(f"the stream broke: {event.error}")
+        last = event if event.usage else last
+        if event.text:
             times.append(time.perf_counter())
-            texts.append(text)
-    if not times or not usage:
+            texts.append(event.text)
+    if not times or last is None or last.usage is None:
         raise RuntimeError("the stream ended early")
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    timing = Timing(started, times[0], times[-1], usage["completion_tokens"], cached)
+    tokens = last.usage["completion_tokens"]
+    timing = Timing(started, times[0], times[-1], tokens, last.cached_tokens)
     return Answer("".join(texts), timing)
-
-
-def _text(choice: dict[str, Any]) -> str:
-    return choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-
-
-def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
-    for line in response:
-        if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
-            yield json.loads(line[6:])

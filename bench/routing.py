@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import cast
 
-from bench.figures import Goal
+from bench.figures import Goal, quantile
 from bench.simulated_node import SimulatedNode, VirtualClock, Work
 from bench.trace import BLOCK_SIZE, TracedRequest
 from cache_node.block_pool import BlockPool
@@ -65,7 +65,7 @@ class Routed:
     def ttft_quantiles(self) -> tuple[float, float]:
         """The median, and what 95 of 100 are below."""
         ranked = sorted(self.ttfts)
-        return ranked[len(ranked) // 2], ranked[len(ranked) * 95 // 100]
+        return quantile(ranked, 0.5), quantile(ranked, 0.95)
 
     def as_json(self) -> dict[str, object]:
         p50, p95 = self.ttft_quantiles

@@ -5,10 +5,24 @@ from typing import Annotated
 
 import typer
 
+from bench.load.config import LoadConfig
 from cache_node.config import NodeConfig
 from kvmesh import __version__
-from kvmesh.cli import bench, chat, demo, explain, generate, key, model, nodes, processes, serve
+from kvmesh.cli import (
+    bench,
+    chat,
+    demo,
+    explain,
+    generate,
+    key,
+    load,
+    model,
+    nodes,
+    processes,
+    serve,
+)
 from kvmesh.cli.flags import as_command
+from kvmesh.cli.load_flags import LOAD_FLAGS
 from kvmesh.cli.node_flags import NODE_FLAGS
 from kvmesh.cli.parent import end_with_parent
 from kvmesh.cli.router_flags import ROUTER_FLAGS
@@ -66,6 +80,9 @@ app.command("nodes", rich_help_panel=ASK)(nodes.nodes)
 app.command("explain", rich_help_panel=ASK)(explain.explain)
 app.command("model", rich_help_panel=ASK)(model.model)
 app.command("demo", rich_help_panel=LEARN)(demo.demo)
+app.command("load", help=load.HELP, rich_help_panel=LEARN)(
+    as_command(LoadConfig, LOAD_FLAGS, load.load)
+)
 app.add_typer(bench.app, name="bench", rich_help_panel=LEARN)
 
 

@@ -51,6 +51,7 @@ def test_the_commands_are_these():
         "explain",
         "generate",
         "key",
+        "load",
         "model",
         "node",
         "nodes",

@@ -1,0 +1,1 @@
+"""The load generator: requests at planned times, what became of them, and reports of it."""
