@@ -14,15 +14,17 @@ MAX_SESSION_BYTES = 256
 PRIORITIES = range(-100, 101)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
-# (field, least, greatest, whether the least is outside the range)
-_RANGES = (
-    ("temperature", 0.0, 100.0, False),
-    ("top_p", 0.0, 1.0, True),
-    ("min_p", 0.0, 1.0, False),
-    ("repetition_penalty", 0.0, 10.0, True),
-    ("presence_penalty", -2.0, 2.0, False),
-    ("frequency_penalty", -2.0, 2.0, False),
-)
+# field → least, greatest, whether the least is outside the range
+_RANGES = {
+    "temperature": (0.0, 100.0, False),
+    "top_p": (0.0, 1.0, True),
+    "min_p": (0.0, 1.0, False),
+    "repetition_penalty": (0.0, 10.0, True),
+    "presence_penalty": (-2.0, 2.0, False),
+    "frequency_penalty": (-2.0, 2.0, False),
+}
+_ANY_VALUE = frozenset(("max_tokens", "seed", "ignore_eos", "skip_special_tokens"))
+_CACHE_MODES = frozenset(pb.CacheMode.values())
 
 
 def check_number(
@@ -43,9 +45,12 @@ def check_number(
 
 def check_sampling(params: pb.SamplingParams, vocab_size: int) -> None:
     """Raises INVALID_ARGUMENT for the first field that is wrong."""
-    for field, least, greatest, open_below in _RANGES:
-        if params.HasField(field):  # type: ignore[arg-type]  # the stub wants a literal
-            check_number(field, getattr(params, field), least, greatest, open_below=open_below)
+    given = {field.name: value for field, value in params.ListFields()}
+    if given.keys() <= _ANY_VALUE:
+        return  # most requests: a sixth of the time of the rest
+    for field, (least, greatest, open_below) in _RANGES.items():
+        if field in given:
+            check_number(field, given[field], least, greatest, open_below=open_below)
     _check_samples(params)
     if (
         params.HasField("min_tokens")
@@ -146,7 +151,7 @@ def check_priority(priority: int) -> None:
 
 def check_cache_mode(mode: int) -> None:
     """A mode of a later version may ask for less trace in the cache than the default leaves."""
-    if mode not in pb.CacheMode.values():
+    if mode not in _CACHE_MODES:
         names = ", ".join(pb.CacheMode.keys())
         raise invalid("cache", f"must be one of {names}, is {mode}")
 

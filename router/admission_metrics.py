@@ -1,5 +1,6 @@
 """What admission tells Prometheus: who waits, for how long and why, and who is refused."""
 
+import functools
 import time
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable
@@ -35,12 +36,16 @@ class AdmissionMetrics(LogsOnce):
             ["reason"],
             registry=registry,
         )
-        self._seconds = Histogram(
+        seconds = Histogram(
             "kvmesh_router_admission_seconds",
             "Arrival to start, or to leaving the queue",
             ["priority", "outcome"],
             buckets=_SECONDS,
             registry=registry,
+        )
+        # Of each priority and outcome, looked up once.
+        self._seconds = functools.cache(
+            lambda priority, outcome: seconds.labels(_word(priority), outcome)
         )
         self._position = Histogram(
             "kvmesh_router_queue_position",
@@ -60,11 +65,11 @@ class AdmissionMetrics(LogsOnce):
 
     @harmless
     def started(self, waiter: Waiter, seconds: float) -> None:
-        self._seconds.labels(_word(waiter.priority), "started").observe(seconds)
+        self._seconds(waiter.priority, "started").observe(seconds)
 
     @harmless
     def left(self, waiter: Waiter, seconds: float) -> None:
-        self._seconds.labels(_word(waiter.priority), "refused").observe(seconds)
+        self._seconds(waiter.priority, "refused").observe(seconds)
 
     def watch(
         self,

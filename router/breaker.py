@@ -51,10 +51,9 @@ class Breaker:
     @property
     def allows(self) -> bool:
         """Whether a request may go there now."""
-        state = self.state
-        return state is BreakerState.CLOSED or (
-            state is BreakerState.HALF_OPEN and not self._on_trial
-        )
+        if self._opened is None:
+            return True  # asked of each node for each request
+        return self.state is BreakerState.HALF_OPEN and not self._on_trial
 
     def began(self) -> bool:
         """A call is sent; whether it is a trial. Its owner says so again when it tells the end."""

@@ -1,8 +1,8 @@
 """A request's path through the router, the same for gRPC and HTTP."""
 
+import os
 import secrets
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import (
     AbstractContextManager,
@@ -12,7 +12,7 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvmesh.errors import invalid, unavailable
 from kvmesh.v1 import generate_pb2 as pb
@@ -36,15 +36,14 @@ from router.leasing import Leasing
 from router.metadata import Pair
 from router.metrics import RouterMetrics
 from router.placement import Placement
-from router.prompt import Prompt, PromptReader
+from router.prompt import PromptReader
 from router.registry import Registry
 from router.request_log import RequestLog
 from router.request_size import RequestSize, check_fits, fit_max_tokens
 from router.tenants import EVERYBODY, Tenant
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """What a front knows beside the request. `timeout`: seconds, None without a deadline.
 
     `default_max_tokens` is for a request that says none: so many, or what the context leaves.
@@ -118,12 +117,11 @@ class RouterCore:
         """
         arrived = time.monotonic()
         with self._log.entry(caller.endpoint, request) as entry:
-            prompt, model = await self._prepare(request, caller)
+            job = await self._prepare(request, caller, arrived)
             if caller.ready is not None:
                 await caller.ready()
-            limit = self._limit(caller.timeout)
-            job = Job(request, prompt, model, caller.metadata, arrived, arrived + limit)
-            async with within(arrived + limit, f"the request did not end within {limit:g} s"):
+            limit = job.deadline - arrived
+            async with within(job.deadline, f"the request did not end within {limit:g} s"):
                 with closing(await self._admit(job, caller)) as charge:
                     answer = await self._dispatcher.open(job)
                     answer.report.queue_us = int(charge.waited * 1e6)
@@ -148,9 +146,7 @@ class RouterCore:
         generate = request.request
         with self._log.entry(caller.endpoint, generate) as entry, ExitStack() as holds:
             holds.enter_context(self._admission.slot(caller.tenant))
-            prompt, model = await self._prepare(generate, caller)
-            deadline = arrived + self._limit(caller.timeout)
-            job = Job(generate, prompt, model, caller.metadata, arrived, deadline)
+            job = await self._prepare(generate, caller, arrived)
             charge = holds.enter_context(closing(await self._admit(job, caller)))
             response = self._leasing.lease(job, request, holds, charge)
             response.route.queue_us = int(charge.waited * 1e6)
@@ -159,7 +155,8 @@ class RouterCore:
 
     async def explain(self, request: pb.GenerateRequest, caller: Caller) -> pb.RouteReport:
         """Where `request` would go now, and why. Reserves nothing. Raises RequestError."""
-        prompt, model = await self._prepare(request, caller)
+        job = await self._prepare(request, caller, time.monotonic())
+        prompt, model = job.prompt, job.model
         candidates = self._placement.candidates(prompt, model, self._registry.up)
         choice = self._placement.choose(prompt, model, candidates)
         report = self._placement.report(request, prompt, choice)
@@ -193,7 +190,7 @@ class RouterCore:
         priority = job.request.priority
         return await self._admission.start(caller.tenant, priority, job.size, job.deadline)
 
-    async def _prepare(self, request: pb.GenerateRequest, caller: Caller) -> tuple[Prompt, Model]:
+    async def _prepare(self, request: pb.GenerateRequest, caller: Caller, arrived: float) -> Job:
         """Every check that needs no node, the cheap ones first; then decides what is left open."""
         model = self.model(request.model)
         check_request_id(request.request_id)
@@ -211,14 +208,16 @@ class RouterCore:
         if caller.default_max_tokens is not None and not request.sampling.HasField("max_tokens"):
             most = min(most, caller.default_max_tokens)
         self._resolve(request, most)
-        check_fits(RequestSize.of(request.sampling, prompt.count, model.block_size), largest)
-        return prompt, model
+        size = RequestSize.of(request.sampling, prompt.count, model.block_size)
+        check_fits(size, largest)
+        deadline = arrived + self._limit(caller.timeout)
+        return Job(request, prompt, model, caller.metadata, arrived, deadline, size)
 
     def _limit(self, timeout: float | None) -> float:
         return self._request_timeout if timeout is None else min(timeout, self._request_timeout)
 
     def _resolve(self, request: pb.GenerateRequest, max_tokens: int) -> None:
-        request.request_id = request.request_id or uuid.uuid4().hex
+        request.request_id = request.request_id or os.urandom(16).hex()
         request.sampling.max_tokens = max_tokens
         if not request.sampling.HasField("seed"):
             request.sampling.seed = secrets.randbits(64)

@@ -33,12 +33,12 @@ class Eligibility:
     def of(self, nodes: Sequence[Node]) -> list[Node]:
         """Those of `nodes` that may get a request; one that is new rather than none."""
         allowed = [node for node in nodes if node.breaker.allows]
-        return [node for node in allowed if self._has_its_turn(node)] or allowed
+        return [
+            node for node in allowed if node.joined is None or self._has_its_turn(node, node.joined)
+        ] or allowed
 
-    def _has_its_turn(self, node: Node) -> bool:
-        if node.joined is None:
-            return True
-        age = self._clock() - node.joined
+    def _has_its_turn(self, node: Node, joined: float) -> bool:
+        age = self._clock() - joined
         if age >= self._slow_start:
             node.joined = None
             return True

@@ -1,7 +1,6 @@
 """OpenAI's two generating endpoints."""
 
 import asyncio
-from dataclasses import replace
 
 from kvmesh.errors import RequestError
 from kvmesh.v1 import generate_pb2 as pb
@@ -74,7 +73,7 @@ class GenerationEndpoint(Endpoint):
         self, requests: list[pb.GenerateRequest], caller: Caller, reply: Reply
     ) -> None:
         """Side by side, once all are found right. The first that fails ends the others."""
-        together = replace(caller, ready=asyncio.Barrier(len(requests)).wait)
+        together = caller._replace(ready=asyncio.Barrier(len(requests)).wait)
 
         async def run(place: int) -> None:
             try:

@@ -1,7 +1,7 @@
 """A request that has passed every check."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvmesh.v1 import generate_pb2 as pb
 from router.fleet import Model
@@ -10,8 +10,7 @@ from router.prompt import Prompt
 from router.request_size import RequestSize
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """What is to be dispatched. Times are time.monotonic's, in seconds."""
 
     request: pb.GenerateRequest  # id, seed and max_tokens are set
@@ -20,10 +19,7 @@ class Job:
     metadata: Iterable[Pair]
     arrived: float
     deadline: float
-
-    @property
-    def size(self) -> RequestSize:
-        return RequestSize.of(self.request.sampling, self.prompt.count, self.model.block_size)
+    size: RequestSize
 
     @property
     def samples(self) -> int:

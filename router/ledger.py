@@ -10,6 +10,7 @@ the next request of a conversation does not find the node busy with the one befo
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvmesh.errors import Code, RequestError
 
@@ -17,8 +18,7 @@ Key = tuple[str, int]
 """Request id and attempt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(NamedTuple):
     """One dispatch. It has one owner, who releases it; releasing twice is the same as once."""
 
     request_id: str
@@ -57,8 +57,11 @@ class _Account:
     reported: int = 0  # the last dispatch that the node's report counts
     held: dict[Key, Reservation] = field(default_factory=dict)
     prefilling: dict[Key, Reservation] = field(default_factory=dict)
-    settled: Change = field(default_factory=Change)  # counted in the report, and over since
-    change: Change | None = None  # the sum of it, until anything happens
+    change: Change = field(default_factory=Change)  # kept up with every event
+
+    def counts(self, reservation: Reservation) -> bool:
+        """Whether the dispatch is in the node's report."""
+        return reservation.sequence <= self.reported
 
 
 class Ledger:
@@ -106,8 +109,15 @@ class Ledger:
             samples,
         )
         self._requests.add(request_id)
-        account.held[reservation.key] = account.prefilling[reservation.key] = reservation
-        account.change = None
+        key = request_id, attempt
+        account.held[key] = account.prefilling[key] = reservation
+        if not account.counts(reservation):
+            change = account.change
+            change.requests += 1
+            change.prefill_tokens += prefill_tokens
+            change.blocks += blocks
+            change.committed += committed
+            change.samples += samples
         return reservation
 
     def prefilled(self, reservation: Reservation) -> None:
@@ -115,9 +125,7 @@ class Ledger:
         account = self._accounts[reservation.node]
         if account.prefilling.get(reservation.key) is reservation:
             del account.prefilling[reservation.key]
-            account.change = None
-            if reservation.sequence <= account.reported:
-                account.settled.prefill_tokens += reservation.prefill_tokens
+            account.change.prefill_tokens -= reservation.prefill_tokens
 
     def release(self, reservation: Reservation) -> None:
         """Idempotent: a second release touches neither the next attempt nor the next request of the
@@ -127,42 +135,35 @@ class Ledger:
         if account.held.get(reservation.key) is reservation:
             self.prefilled(reservation)
             del account.held[reservation.key]
-            account.change = None
             self._requests.remove(reservation.request_id)
-            if reservation.sequence <= account.reported:
-                account.settled.requests += 1
-                account.settled.blocks += reservation.blocks
+            change = account.change
+            change.requests -= 1
+            change.blocks -= reservation.blocks
+            if not account.counts(reservation):
+                change.committed -= reservation.committed
+                change.samples -= reservation.samples
             self._changed()
 
     def report(self, node: str, last_sequence: int) -> None:
         """The node has reported its load, dispatches up to `last_sequence` counted."""
         account = self._accounts.setdefault(node, _Account())
-        account.reported, account.settled, account.change = last_sequence, Change(), None
-        self._changed()
-
-    def since_report(self, node: str) -> Change:
-        """What to add to the node's last report. Asked several times for each request and node, so
-        it is remembered; not to be changed.
-        """
-        account = self._accounts.get(node)
-        if account is None:
-            return Change()
-        if account.change is None:
-            account.change = self._sum(account)
-        return account.change
-
-    @staticmethod
-    def _sum(account: _Account) -> Change:
-        held = _after(account.held, account.reported)
-        prefilling = _after(account.prefilling, account.reported)
-        settled = account.settled
-        return Change(
-            requests=len(held) - settled.requests,
-            prefill_tokens=sum(each.prefill_tokens for each in prefilling) - settled.prefill_tokens,
-            blocks=sum(each.blocks for each in held) - settled.blocks,
+        account.reported = last_sequence
+        held, prefilling = (
+            _after(each, last_sequence) for each in (account.held, account.prefilling)
+        )
+        account.change = Change(
+            requests=len(held),
+            prefill_tokens=sum(each.prefill_tokens for each in prefilling),
+            blocks=sum(each.blocks for each in held),
             committed=sum(each.committed for each in held),
             samples=sum(each.samples for each in held),
         )
+        self._changed()
+
+    def since_report(self, node: str) -> Change:
+        """What to add to the node's last report. It goes on changing; the caller does not."""
+        account = self._accounts.get(node)
+        return Change() if account is None else account.change
 
     def in_flight(self, node: str) -> int:
         return len(self._accounts[node].held) if node in self._accounts else 0
@@ -177,14 +178,18 @@ class Ledger:
 
     def check_integrity(self) -> None:
         """Asserts that what prefills is held, that each request is held once, and that sums which
-        are remembered are right.
+        are kept are right.
         """
         held = [each for account in self._accounts.values() for each in account.held.values()]
         assert self._requests == {each.request_id for each in held}
         assert len(self._requests) == len(held)
         for account in self._accounts.values():
             assert account.prefilling.keys() <= account.held.keys()
-            assert account.change in (None, self._sum(account))
+            new, change = _after(account.held, account.reported), account.change
+            assert change.committed == sum(each.committed for each in new)
+            assert change.samples == sum(each.samples for each in new)
+            assert change.requests <= len(new)
+            assert change.blocks <= sum(each.blocks for each in new)
 
 
 def _after(reservations: dict[Key, Reservation], sequence: int) -> list[Reservation]:

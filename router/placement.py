@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvmesh.errors import unavailable
 from kvmesh.v1 import generate_pb2 as pb
@@ -26,8 +26,7 @@ from router.watermark import Watermark
 NOTHING, UNSENT, FREE = Match(0, 0), Sent(0, 0), Cost(0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """A node with a reservation on it. Whoever holds this releases the reservation."""
 
     node: Node

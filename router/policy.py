@@ -5,7 +5,6 @@ them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 
@@ -40,8 +39,7 @@ class Cost(NamedTuple):
     decode: float = 0.0  # what running requests slow it down
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """`kind` is one of a few words, for a metric; `reason` is for people. Costs are per node name;
     a policy that does not weigh has none.
     """

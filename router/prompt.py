@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kvmesh.errors import invalid
-from kvmesh.packing import pack_tokens, unpack_tokens
+from kvmesh.packing import all_below, pack_tokens, unpack_tokens
 from kvmesh.v1 import generate_pb2 as pb
 from kvmesh.v1 import inference_pb2
 from kvmesh.validation import MAX_MESSAGES, check_prompt_length, check_token_ids
@@ -71,7 +71,8 @@ class PromptReader:
         """Raises INVALID_ARGUMENT for ids that the model does not have."""
 
         def decode() -> str:
-            return model.tokenizer.decode(_checked_ids(token_ids, model), skip_special_tokens)
+            _check_ids(token_ids, model)
+            return model.tokenizer.decode(unpack_tokens(token_ids), skip_special_tokens)
 
         return await self._run(decode)
 
@@ -119,7 +120,7 @@ def _token_ids(request: AnyPrompt, model: Model, add_special_tokens: bool) -> by
         case "token_ids":
             assert isinstance(request, pb.GenerateRequest)  # the only one with this form of prompt
             check_prompt_length(_count(request.token_ids), model.max_model_len)
-            _checked_ids(request.token_ids, model)
+            _check_ids(request.token_ids, model)
             return request.token_ids
     raise invalid("prompt", "is missing: set one of text, chat, token_ids")
 
@@ -133,12 +134,10 @@ def _count(token_ids: bytes) -> int:
     return len(token_ids) // TOKEN_BYTES
 
 
-def _checked_ids(token_ids: bytes, model: Model) -> list[int]:
+def _check_ids(token_ids: bytes, model: Model) -> None:
     _count(token_ids)
-    ids = unpack_tokens(token_ids)
-    if ids and max(ids) >= model.vocab_size:
-        check_token_ids("token_ids", ids, model.vocab_size)
-    return ids
+    if not all_below(token_ids, model.vocab_size):
+        check_token_ids("token_ids", unpack_tokens(token_ids), model.vocab_size)
 
 
 def render(chat: pb.Chat, model: Model) -> str:

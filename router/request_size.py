@@ -1,7 +1,7 @@
 """How much of a node a request takes: what is never served, and what is counted while it runs."""
 
-from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from kvmesh.errors import invalid
 from kvmesh.v1 import generate_pb2 as pb
@@ -9,8 +9,7 @@ from kvmesh.validation import resolve_max_tokens
 from router.fleet import Model
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSize:
+class RequestSize(NamedTuple):
     """Tokens of the prompt, most tokens of an output, how many outputs share the prompt, and tokens
     in a block.
     """
