@@ -9,7 +9,6 @@ from typing import cast
 
 import structlog
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 from redis.typing import KeyT, StreamIdT
 
 from prefix_index.backoff import Backoff
@@ -26,7 +25,7 @@ from prefix_index.redis_layout import (
     shard_of,
     stream_key,
 )
-from prefix_index.redis_shards import TIMEOUT, RedisShards
+from prefix_index.redis_shards import FAILURES, TIMEOUT, RedisShards
 
 SILENCE = 10.0  # seconds without a word, five heartbeats, until a node's entries count as old
 READ_COUNT = 256  # entries of one XREAD, applied without a pause
@@ -115,7 +114,7 @@ class RedisFeed:
                 raise_if_cancelled()
                 try:
                     await self._follow()
-                except (RedisError, OSError, ValueError) as error:
+                except (*FAILURES, ValueError) as error:
                     self._lose(error)
                 await asyncio.sleep(self._backoff.fail())
         finally:
@@ -151,10 +150,11 @@ class RedisFeed:
     def _lose(self, error: Exception) -> None:
         if self._backoff.failures == 0:
             log.warning("redis_index_away", group=self._group, error=str(error))
-        self._healthy = False
         self._servers.forget()
-        for node in self._nodes:
-            self._mirror.mark_stale(node)
+        if self._healthy:  # else the nodes have gone over to another feed
+            for node in self._nodes:
+                self._mirror.mark_stale(node)
+        self._healthy = False
 
     async def _tail(self, redis: Redis, positions: _Positions) -> None:
         while True:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import structlog
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
-from redis.exceptions import RedisError
 
 from prefix_index.backoff import Backoff
 from prefix_index.batch import Batch
@@ -25,7 +24,7 @@ from prefix_index.redis_layout import (
     shard_of,
     stream_key,
 )
-from prefix_index.redis_shards import TIMEOUT, RedisShards
+from prefix_index.redis_shards import FAILURES, TIMEOUT, RedisShards
 
 HEARTBEAT = 2.0  # seconds without a change until the node says that it is still there
 TTL = 30.0  # seconds after its last word until a node's keys are gone
@@ -84,7 +83,7 @@ class RedisPublisher:
         while True:
             try:
                 await self._publish()
-            except (RedisError, OSError) as error:
+            except FAILURES as error:
                 delay = self._backoff.fail()
                 if self._backoff.failures == 1:
                     logger.warning("redis_index_away", node=self._node, error=str(error))
@@ -98,7 +97,7 @@ class RedisPublisher:
         `run` must have ended.
         """
         self._subscription.close()
-        with contextlib.suppress(RedisError, OSError):
+        with contextlib.suppress(*FAILURES):
             async with asyncio.timeout(self._timeout):
                 await (await self._client()).unlink(self._held)
         await self._servers.aclose()

@@ -14,6 +14,11 @@ from prefix_index.redis_url import Address, RedisUrl
 TIMEOUT = 2.0  # seconds for one answer of Redis
 LAST_SLOT = 16383  # of a Redis Cluster
 
+FAILURES = (RedisError, OSError, RuntimeError)
+"""What a call can raise whose server is away, or has just gone: uvloop answers a write to a
+connection that it has closed with a RuntimeError, which redis-py hands on.
+"""
+
 
 class Server(NamedTuple):
     """A client, and the keys out of those that were asked for that one command of it may name."""
@@ -49,7 +54,7 @@ class RedisShards:
         self._clustered = False
 
     async def client(self, key: bytes) -> Redis:
-        """Of the server that has `key`. Raises RedisError or OSError if none says that it has."""
+        """Of the server that has `key`. Raises one of FAILURES if none says that it has."""
         if self._ranges is None:
             self._ranges = await self._ask()
         slot = key_slot(key)
@@ -79,7 +84,7 @@ class RedisShards:
         for seed in dict.fromkeys((*self._url.seeds, *self._clients)):
             try:
                 return await self._ask_server(seed)
-            except (RedisError, OSError) as error:
+            except FAILURES as error:
                 failure = error
         raise failure
 

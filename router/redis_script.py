@@ -15,7 +15,7 @@ class RedisScript:
         self._sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
 
     async def run(self, client: Redis, keys: tuple[str, ...], arguments: tuple[Any, ...]) -> Any:
-        """The script's answer. Raises RedisError and OSError."""
+        """The script's answer. Raises one of redis_shards.FAILURES."""
         untyped = cast(Any, client)
         try:
             return await untyped.evalsha(self._sha, len(keys), *keys, *arguments)

@@ -20,7 +20,7 @@ class TenantSource(Protocol):
         """All tenants if they differ from those of the last call, else None.
 
         Raises ValueError, which names what is wrong, for tenants that cannot be used, and OSError
-        or RedisError when they cannot be had. Neither counts as a call.
+        or what redis_shards.FAILURES names when they cannot be had. Neither counts as a call.
         """
         ...
 

@@ -126,6 +126,21 @@ async def test_a_frozen_redis_holds_up_nothing(fleet):
     assert fleet.mirror.match(KEYS) == {"node": Match(2, 0)}
 
 
+async def test_while_redis_is_away_another_feed_makes_a_node_exact(fleet):
+    """And no further attempt to reach Redis makes it stale again."""
+    log = await fleet.up("node")
+    fleet.server.stop()
+    await eventually(lambda: fleet.mirror.mode("node") == INDEX_MODE_STALE)
+    log.append(stored(A))
+    batch = log.subscribe().take()
+    assert fleet.mirror.apply("node", log.epoch, batch)
+    failures = fleet.feed._backoff.failures
+    await eventually(lambda: fleet.feed._backoff.failures > failures + 1)
+    assert fleet.mirror.mode("node") == INDEX_MODE_EXACT
+    fleet.server.start()
+    await fleet.settled("node")
+
+
 async def test_a_publisher_that_falls_silent_makes_its_node_stale(fleet):
     log = await fleet.up("node")
     log.append(stored(A))

@@ -1,17 +1,21 @@
 """Which servers hold the index, and who may read it: moved slots, dead servers, users, TLS."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
+import uvloop
 from redis.crc import key_slot
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from kvmesh.v1.cache_node_pb2 import TIER_GPU
 from kvmesh.v1.fleet_pb2 import INDEX_MODE_STALE
 from prefix_index.events import Stored
 from prefix_index.mirror import Match
-from prefix_index.redis_shards import RedisShards
+from prefix_index.redis_shards import FAILURES, RedisShards
 from tests.certificates import Authority
+from tests.links import Link
 from tests.prefix_index.harness import SHARDS, RedisFleet, eventually
 from tests.prefix_index.strategies import KEYS
 from tests.redis_cluster_fixture import ask, redis_cluster
@@ -138,6 +142,64 @@ async def _settles(fleet):
     assert fleet.mirror.match(KEYS) == {"node": Match(2, 0)}
     await fleet.end("node")
     assert fleet.feed.healthy
+
+
+def test_what_a_cut_connection_raises_on_the_routers_loop_is_a_failure_like_any_other(redis_server):
+    """uvloop answers with an exception of its own when it has seen the reset before redis-py has:
+    about one call in ten.
+    """
+
+    async def cuts():
+        link = await Link(redis_server.port).start()
+        raised = []
+        for number in range(60):
+            servers = RedisShards(f"redis://{link.address}/0")
+            client = await servers.client(A)
+            waiting = asyncio.create_task(client.xread({b"stream": b"$"}, block=500))
+            await client.ping()
+            link.cut()
+            for _ in range(number % 7):
+                await asyncio.sleep(0)
+            calls = [waiting, *(asyncio.create_task(client.ping()) for _ in range(3))]
+            raised += await asyncio.gather(*calls, return_exceptions=True)
+            await servers.aclose()
+        await link.stop()
+        return [each for each in raised if isinstance(each, BaseException)]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        raised = runner.run(cuts())
+    assert {RuntimeError, RedisConnectionError} <= {type(each) for each in raised}
+    assert all(isinstance(each, FAILURES) for each in raised)
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_no_failure_ends_feed_or_publisher(redis_server, failure):
+    async with RedisFleet(redis_server) as fleet:
+        log = await fleet.up("node")
+        publisher, _ = fleet.publishers["node"]
+        failed = [
+            fail_once(fleet.feed._servers, "execute_command", failure),
+            fail_once(publisher._servers, "pipeline", failure),
+        ]
+        log.append(stored(A))
+        await eventually(lambda: all(each.is_set() for each in failed))
+        log.append(stored(B))
+        await fleet.settled("node")
+        assert fleet.mirror.match(KEYS) == {"node": Match(2, 0)}
+
+
+def fail_once(servers, method, failure):
+    """The next call of `method` fails; the event is set then."""
+    failed = asyncio.Event()
+    (client,) = servers._clients.values()
+
+    def call(*_arguments, **_options):
+        delattr(client, method)
+        failed.set()
+        raise failure("the connection has gone")
+
+    setattr(client, method, call)
+    return failed
 
 
 def _add_user(server, name, password, rights):
