@@ -53,7 +53,7 @@ class LoadConfig:
     slo_ttft: float = 1.0
     slo_itl: float = 0.2
     slo_e2e: float | None = None
-    max_lag: float = 0.1
+    max_lag: float = 0.05
     max_cpu: float = 0.8
 
     nodes: int = 2

@@ -15,8 +15,6 @@ from kvmesh.cli.errors import fail
 if TYPE_CHECKING:
     from bench.load.plan import Plan
     from bench.load.run import Run
-    from kvmesh.cli.fleet import Fleet
-    from kvmesh.cli.serve_config import ServeConfig
 
 HELP = """
 Send requests at planned times and tell what became of them: latencies, goodput, cache hits.
@@ -65,38 +63,13 @@ def load(config: LoadConfig) -> None:
 def _run(config: LoadConfig, plan: "Plan") -> "Run":
     from bench.load.run import run_load, run_until_interrupted
     from kvmesh.cli.load_progress import LoadProgress
+    from kvmesh.cli.own_loads import run_on_own_fleet
 
     if config.target is None:
-        return _on_own_fleet(config, plan)
+        return run_on_own_fleet([(config, plan)])[0]
     fleet = config.fleet if config.over_http else config.target
     with LoadProgress(config.name) as progress:
         return run_until_interrupted(run_load(config, plan, config.target, fleet, progress))
-
-
-def _on_own_fleet(config: LoadConfig, plan: "Plan") -> "Run":
-    from bench.load.run import run_load
-    from kvmesh.cli.bench.own_fleet import beside_own_fleet
-    from kvmesh.cli.load_progress import LoadProgress
-
-    async def measure(served: "ServeConfig", _fleet: "Fleet") -> "Run":
-        target = served.http_url if config.over_http else served.grpc_target
-        with LoadProgress(config.name) as progress:
-            return await run_load(config, plan, target, served.grpc_target, progress)
-
-    return beside_own_fleet(measure, serve_config(config))
-
-
-def serve_config(config: LoadConfig) -> "ServeConfig":
-    """Of the fleet that is started for a load."""
-    from kvmesh.cli.serve_config import ServeConfig
-
-    defaults = ServeConfig()
-    return ServeConfig(
-        nodes=config.nodes,
-        policy=config.policy,
-        enable_prefix_caching=config.enable_prefix_caching,
-        model=config.model or defaults.model,
-    )
 
 
 def _tell(summary: dict[str, Any]) -> None:

@@ -84,7 +84,10 @@ LOAD_FLAGS = {
     "slo_itl": Flag("Seconds between tokens, mean of a request.", JUDGED),
     "slo_e2e": Flag("Seconds for the whole answer.", JUDGED, default_text="any"),
     "max_lag": Flag(
-        "Seconds of p99 lag above which the generator's result is invalid.", JUDGED, least=0
+        "Seconds of p99 lag of the generator itself above which the result is invalid, unless a "
+        "tenth of the p99 TTFT is more.",
+        JUDGED,
+        least=0,
     ),
     "max_cpu": Flag("Share of a core above which it is.", JUDGED, least=0),
     "nodes": Flag("How many to start.", OWN, least=1, most=64),

@@ -106,8 +106,11 @@ def test_goodput_counts_what_meets_the_slo_of_all_that_ended(slo, good):
     ("fields", "named"),
     [
         ({"cpu": 0.95}, "CPU"),
-        ({"lags": [0.3] * 50}, "event loop lag"),
-        ({"outcomes": lambda turns: [answered(t, lag=0.4, ttft=9) for t in turns]}, "send lag p99"),
+        ({"lags": [0.4] * 50}, "event loop lag"),
+        (
+            {"outcomes": lambda turns: [answered(t, lag=0.4, ttft=3.9) for t in turns]},
+            "send lag p99",
+        ),
         ({"outcomes": lambda turns: [answered(t, lag=0.06) for t in turns]}, "over the median"),
     ],
 )

@@ -40,6 +40,7 @@ def test_the_commands_are_these():
         "bench failover",
         "bench kernels",
         "bench memory",
+        "bench prefix",
         "bench quant",
         "bench router",
         "bench routing",

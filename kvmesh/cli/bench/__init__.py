@@ -7,6 +7,7 @@ from kvmesh.cli.bench import (
     failover,
     kernels,
     memory,
+    prefix,
     quant,
     router,
     routing,
@@ -29,6 +30,7 @@ app.command("ttft")(ttft.ttft)
 app.command("engine")(engine.engine)
 app.command("kernels")(kernels.kernels)
 app.command("memory")(memory.memory)
+app.command("prefix")(prefix.prefix)
 app.command("quant")(quant.quant)
 app.command("router")(router.router)
 app.command("routing")(routing.routing)
