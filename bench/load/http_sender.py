@@ -123,7 +123,7 @@ class _Reader:
         if event.usage:
             self._counted = True
             self._outcome.output_tokens = event.usage["completion_tokens"]
-            self._outcome.prompt_tokens = event.usage["prompt_tokens"]
+            self._outcome.prompt_tokens = event.usage.get("prompt_tokens")
             self._outcome.cached_tokens = event.cached_tokens
 
     def finish(self) -> None:

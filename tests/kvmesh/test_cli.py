@@ -38,6 +38,7 @@ def test_the_commands_are_these():
     assert sorted(ALL) == [
         "bench engine",
         "bench failover",
+        "bench generator",
         "bench kernels",
         "bench memory",
         "bench prefix",

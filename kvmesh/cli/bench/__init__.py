@@ -5,6 +5,7 @@ import typer
 from kvmesh.cli.bench import (
     engine,
     failover,
+    generator,
     kernels,
     memory,
     prefix,
@@ -28,6 +29,7 @@ def bench() -> None:
 
 app.command("ttft")(ttft.ttft)
 app.command("engine")(engine.engine)
+app.command("generator")(generator.generator)
 app.command("kernels")(kernels.kernels)
 app.command("memory")(memory.memory)
 app.command("prefix")(prefix.prefix)
