@@ -47,7 +47,7 @@ class LeaseKey:
     """Signs leases, and checks them."""
 
     def __init__(self, fleet_key: FleetKey) -> None:
-        self._key = fleet_key.derive(b"kvmesh-lease")
+        self._keyed = blake2b(key=fleet_key.derive(b"kvmesh-lease"), digest_size=_MAC_BYTES)
 
     def sign(
         self, request: pb.NodeGenerateRequest, node: str, salt: bytes, expires: float
@@ -68,7 +68,7 @@ class LeaseKey:
         return Lease(body[_HEAD.size :], milliseconds / 1000, mac)
 
     def _mac(self, body: bytes, node: str, request: pb.NodeGenerateRequest) -> bytes:
-        mac = blake2b(key=self._key, digest_size=_MAC_BYTES)
+        mac = self._keyed.copy()
         for part in (body, node.encode(), request.SerializeToString(deterministic=True)):
             mac.update(len(part).to_bytes(8, "little"))
             mac.update(part)

@@ -1,12 +1,11 @@
 """What admission tells Prometheus: who waits, for how long and why, and who is refused."""
 
-import functools
 import time
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -14,6 +13,7 @@ from router.fair_queue import FairQueue, PriorityClass, Waiter
 from router.harmless import LogsOnce, harmless
 from router.refused_error import RefusedError
 from router.registry import Registry
+from router.tallies import Distribution, Tally
 from router.tenant_directory import TenantDirectory
 from router.watermark import Wait, Watermark
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from router.shared_limits import SharedLimits
 
 _SECONDS = (1e-4, 1e-3, 5e-3, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_WORDS = {each: each.name.lower() for each in PriorityClass}
 _PLACES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -30,46 +31,43 @@ class AdmissionMetrics(LogsOnce):
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__()
         self._registry = registry
-        self._refused = Counter(
+        self._refused = Tally(
+            registry,
             "kvmesh_router_refused",
             "Requests that did not get in, by what was in the way",
-            ["reason"],
-            registry=registry,
+            "reason",
         )
-        seconds = Histogram(
+        self._seconds = Distribution(
+            registry,
             "kvmesh_router_admission_seconds",
             "Arrival to start, or to leaving the queue",
-            ["priority", "outcome"],
-            buckets=_SECONDS,
-            registry=registry,
+            _SECONDS,
+            "priority",
+            "outcome",
         )
-        # Of each priority and outcome, looked up once.
-        self._seconds = functools.cache(
-            lambda priority, outcome: seconds.labels(_word(priority), outcome)
-        )
-        self._position = Histogram(
+        self._position = Distribution(
+            registry,
             "kvmesh_router_queue_position",
             "Requests that were before a new one in the queue",
-            ["priority"],
-            buckets=_PLACES,
-            registry=registry,
+            _PLACES,
+            "priority",
         )
 
     @harmless
     def refused(self, error: RefusedError) -> None:
-        self._refused.labels(error.reason).inc()
+        self._refused.add(1, error.reason)
 
     @harmless
     def queued(self, waiter: Waiter, ahead: int) -> None:
-        self._position.labels(_word(waiter.priority)).observe(ahead)
+        self._position.add(ahead, _WORDS[waiter.priority])
 
     @harmless
     def started(self, waiter: Waiter, seconds: float) -> None:
-        self._seconds(waiter.priority, "started").observe(seconds)
+        self._seconds.add(seconds, _WORDS[waiter.priority], "started")
 
     @harmless
     def left(self, waiter: Waiter, seconds: float) -> None:
-        self._seconds(waiter.priority, "refused").observe(seconds)
+        self._seconds.add(seconds, _WORDS[waiter.priority], "refused")
 
     def watch(
         self,
@@ -106,9 +104,9 @@ class _QueueGauges(Collector):
         counts = Counts((waiter.priority, waiter.reason) for waiter in waiting)
         for priority in PriorityClass:
             for reason in Wait:
-                depth.add_metric([_word(priority), reason.value], counts[priority, reason])
+                depth.add_metric([_WORDS[priority], reason.value], counts[priority, reason])
             arrivals = (waiter.arrived for waiter in waiting if waiter.priority is priority)
-            age.add_metric([_word(priority)], max(0.0, now - min(arrivals, default=now)))
+            age.add_metric([_WORDS[priority]], max(0.0, now - min(arrivals, default=now)))
         return [depth, age]
 
 
@@ -159,7 +157,3 @@ class _LimitGauges(Collector):
                 "Calls for the shared limits that Redis did not answer",
                 value=self._shared.failures,
             )
-
-
-def _word(priority: PriorityClass) -> str:
-    return priority.name.lower()

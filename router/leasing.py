@@ -35,6 +35,8 @@ class Leasing:
         self._sender = sender
         self._ledger = ledger
         self._leases = leases
+        self._expires_in = duration_pb2.Duration()
+        self._expires_in.FromMilliseconds(int(leases.seconds * 1000))
 
     def check(self, request: pb.RouteRequest) -> None:
         """Raises UNIMPLEMENTED without a fleet key, INVALID_ARGUMENT by field."""
@@ -58,18 +60,16 @@ class Leasing:
         dispatch.ClearField("salt")  # travels in the lease
         name, salt = placed.node.name, job.prompt.salt
         lease = self._leases.grant(dispatch, name, salt, holds.pop_all(), charge)
-        expires = duration_pb2.Duration()
-        expires.FromMilliseconds(int(self._leases.seconds * 1000))
         return pb.RouteResponse(
             address=placed.node.address,
             lease=lease,
-            expires_in=expires,
+            expires_in=self._expires_in,
             route=self._sender.report(job, placed),
             dispatch=dispatch,
             tls=self._node_tls,
         )
 
     def _place(self, job: Job, attempt: int, request: pb.RouteRequest) -> Placed:
-        tried = self._placement.addresses(request.avoid)
+        tried = self._placement.addresses(request.avoid) if request.avoid else ()
         name = job.request.request_id
         return self._placement.place(name, job.prompt, job.model, attempt, job.size, tried)

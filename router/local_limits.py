@@ -94,7 +94,7 @@ class LocalLimits:
         account = self._accounts.get(tenant.name)
         if account is None:
             account = self._accounts[tenant.name] = _Account(TenantLimits())
-        if account.limits != tenant.limits:
+        if account.limits is not tenant.limits:
             limits, now = tenant.limits, self._clock()
             burst = limits.burst_seconds
             account.limits = limits

@@ -67,6 +67,7 @@ class Node:
     calls: set[OpenCall] = field(default_factory=set)
     breaker: Breaker = field(default_factory=lambda: Breaker(time.monotonic))
     joined: float | None = None  # a running fleet, not long ago; see Eligibility
+    _method: FrameMethod | None = None  # made with the first call
 
     @property
     def accepted(self) -> bool:
@@ -76,7 +77,8 @@ class Node:
     @property
     def held_blocks(self) -> int:
         """Blocks that running requests hold, shared ones once, as of the last report."""
-        return max(0, self.num_blocks - self.load.free_blocks - self.load.evictable_blocks)
+        load = self.load
+        return max(0, self.num_blocks - load.free_blocks - load.evictable_blocks)
 
     def generate(
         self,
@@ -87,12 +89,13 @@ class Node:
         """Starts the call; its frames come unparsed. The caller must see it to its end or cancel
         it.
         """
-        method: FrameMethod = self.channel.unary_stream(
-            GENERATE,
-            request_serializer=pb.NodeGenerateRequest.SerializeToString,
-            response_deserializer=None,
-        )
-        return method(request, metadata=metadata, timeout=timeout)
+        if self._method is None:
+            self._method = self.channel.unary_stream(
+                GENERATE,
+                request_serializer=pb.NodeGenerateRequest.SerializeToString,
+                response_deserializer=None,
+            )
+        return self._method(request, metadata=metadata, timeout=timeout)
 
     def drop_calls(self, reason: str, *, streams: bool) -> None:
         """Gives up on what runs there, with or without the answers that have begun: a peer that

@@ -149,7 +149,7 @@ class Placement:
         """All nodes of the fleet, cheapest first, then those that could not be chosen with the
         reason.
         """
-        costs = choice.costs
+        costs = choice.costs()
         ranked = sorted(candidates, key=lambda each: costs.get(each.node, FREE))
         known = {each.node for each in candidates}
         left_out = [node for node in self._registry.nodes if node.name not in known]

@@ -24,8 +24,12 @@ class LeastLoaded:
         least = min(each.requests for each in candidates)
         chosen = self._rng.choice([each for each in candidates if each.requests == least])
         reason = f"least loaded of {len(candidates)}: {least} requests"
-        costs = {each.node: Cost(each.requests) for each in candidates}
-        return Choice(chosen, "load", reason, costs)
+        return Choice(
+            chosen,
+            "load",
+            reason,
+            lambda: {each.node: Cost(each.requests) for each in candidates},
+        )
 
 
 class RoundRobin:
@@ -44,7 +48,7 @@ class RoundRobin:
     ) -> Choice:
         chosen = candidates[self._turn % len(candidates)]
         self._turn += 1
-        return Choice(chosen, "round-robin", "round robin", {})
+        return Choice(chosen, "round-robin", "round robin")
 
 
 class RandomChoice:
@@ -61,7 +65,7 @@ class RandomChoice:
         candidates: Sequence[Candidate],
         session: str = "",  # noqa: ARG002
     ) -> Choice:
-        return Choice(self._rng.choice(candidates), "random", "random choice", {})
+        return Choice(self._rng.choice(candidates), "random", "random choice")
 
 
 class SessionAffinity:
@@ -80,7 +84,7 @@ class SessionAffinity:
         if not session:
             return self._other.choose(prompt_tokens, candidates)
         chosen = max(candidates, key=lambda each: _weight(session, each.node))
-        return Choice(chosen, "session", "the node of this session", {})
+        return Choice(chosen, "session", "the node of this session")
 
 
 def _weight(session: str, node: str) -> bytes:

@@ -4,7 +4,7 @@ Costs are in prompt tokens that wait to be prefilled, so that they add up and an
 them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -40,14 +40,14 @@ class Cost(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """`kind` is one of a few words, for a metric; `reason` is for people. Costs are per node name;
-    a policy that does not weigh has none.
+    """`kind` is one of a few words, for a metric; `reason` is for people. `costs` makes the costs
+    by node name when somebody wants to see them; a policy that does not weigh has none.
     """
 
     candidate: Candidate
     kind: str
     reason: str
-    costs: Mapping[str, Cost]
+    costs: Callable[[], Mapping[str, Cost]] = dict
 
 
 class Policy(Protocol):

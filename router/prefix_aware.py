@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from functools import partial
 
 from router.policy import Candidate, Choice, Cost
 
@@ -44,19 +45,23 @@ class PrefixAware:
         candidates: Sequence[Candidate],
         session: str = "",  # noqa: ARG002
     ) -> Choice:
-        costs = {each.node: self._cost(prompt_tokens, each) for each in candidates}
         in_time = _without_late(prompt_tokens, candidates)
-        best = min(costs[each.node].total for each in in_time)
-        near = [each for each in in_time if costs[each.node].total <= best * (1 + TIE) + 1]
+        costs = [sum(self._parts(prompt_tokens, each)) for each in in_time]
+        enough = min(costs) * (1 + TIE) + 1
+        near = [each for each, cost in zip(in_time, costs, strict=True) if cost <= enough]
         chosen = self._rng.choice(near)
         kind, reason = _explain(prompt_tokens, chosen, candidates)
-        return Choice(chosen, kind, reason, costs)
+        return Choice(chosen, kind, reason, partial(self._costs, prompt_tokens, candidates))
 
-    def _cost(self, prompt_tokens: int, node: Candidate) -> Cost:
+    def _parts(self, prompt_tokens: int, node: Candidate) -> tuple[float, float, float]:
+        """Of the cost: prefill, queue, decode."""
         prefill = PREFILL_WEIGHT * to_prefill(prompt_tokens, node)
         decode = ACTIVE_WEIGHT * node.active_blocks * self._block_size
-        total = prefill + node.queued_prefill_tokens + decode
-        return Cost(total, prefill, node.queued_prefill_tokens, decode)
+        return prefill, node.queued_prefill_tokens, decode
+
+    def _costs(self, prompt_tokens: int, candidates: Sequence[Candidate]) -> dict[str, Cost]:
+        parts = {each.node: self._parts(prompt_tokens, each) for each in candidates}
+        return {node: Cost(sum(each), *each) for node, each in parts.items()}
 
 
 def to_prefill(prompt_tokens: int, node: Candidate) -> float:

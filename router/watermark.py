@@ -67,7 +67,10 @@ class Watermark:
     def _is_closed(self, node: Node, committed: int) -> bool:
         if committed > self._marks.high * node.num_blocks:
             self._closed.add(node.name)
-        elif committed <= self._marks.low * node.num_blocks:
+            return True
+        if not self._closed:
+            return False  # mostly: asked of each node for each request
+        if committed <= self._marks.low * node.num_blocks:
             self._closed.discard(node.name)
         return node.name in self._closed
 

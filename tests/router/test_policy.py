@@ -18,7 +18,7 @@ def test_the_longest_prefix_wins_among_idle_nodes():
     choice = policy().choose(1040, nodes)
     assert choice.candidate.node == "b"
     assert choice.reason == "longest prefix: 1024 of 1040 tokens"
-    assert choice.costs["b"] < choice.costs["a"]
+    assert choice.costs()["b"] < choice.costs()["a"]
 
 
 def test_a_prefix_in_swap_space_counts_for_less_than_one_in_the_pool():
@@ -89,7 +89,7 @@ def test_a_cost_is_the_sum_of_its_parts():
         Candidate("a", cached_gpu_tokens=512, queued_prefill_tokens=30, active_blocks=7),
         Candidate("b", cached_cpu_tokens=400, speculative_tokens=100, active_blocks=1),
     ]
-    costs = policy().choose(1040, nodes).costs
+    costs = policy().choose(1040, nodes).costs()
     assert costs["a"] == pytest.approx((6 * 528 + 30 + 33.6, 6 * 528, 30, 33.6))
     assert costs["b"] == pytest.approx((6 * (1040 - 300 - 100) + 4.8, 6 * 640, 0, 4.8))
 

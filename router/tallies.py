@@ -1,0 +1,77 @@
+"""Counters and histograms that are counted on one thread: no locks, no objects for labels. Those of
+prometheus-client take five times as long, and a request passes a dozen.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+
+class Tally(Collector):
+    """A counter. Without labels it is there from the start, else once there is something to count.
+
+    Read from other threads, added to on one.
+    """
+
+    def __init__(self, registry: CollectorRegistry, name: str, text: str, *labels: str) -> None:
+        self._name, self._text, self._labels = name, text, labels
+        self._counts: dict[tuple[str, ...], float] = {} if labels else {(): 0}
+        registry.register(self)
+
+    def add(self, amount: float = 1, *values: str) -> None:
+        """`values` are those of the labels."""
+        self._counts[values] = self._counts.get(values, 0) + amount
+
+    def describe(self) -> Iterable[Metric]:
+        yield CounterMetricFamily(self._name, self._text, labels=self._labels)
+
+    def collect(self) -> Iterable[Metric]:
+        metric = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for values, count in list(self._counts.items()):
+            metric.add_metric(values, count)
+        yield metric
+
+
+class Distribution(Collector):
+    """A histogram, as Tally is a counter. `bounds` are the upper ones of its buckets."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        name: str,
+        text: str,
+        bounds: Sequence[float],
+        *labels: str,
+    ) -> None:
+        self._name, self._text, self._labels = name, text, labels
+        self._bounds = bounds
+        self._names = [*(floatToGoString(bound) for bound in bounds), "+Inf"]  # type: ignore[no-untyped-call]
+        self._buckets: dict[tuple[str, ...], list[int]] = {}
+        self._sums: dict[tuple[str, ...], float] = {}
+        if not labels:
+            self._open(())
+        registry.register(self)
+
+    def add(self, value: float, *values: str) -> None:
+        if values not in self._buckets:
+            self._open(values)
+        self._buckets[values][bisect_left(self._bounds, value)] += 1
+        self._sums[values] += value
+
+    def _open(self, values: tuple[str, ...]) -> None:
+        self._buckets[values], self._sums[values] = [0] * len(self._names), 0.0
+
+    def describe(self) -> Iterable[Metric]:
+        yield HistogramMetricFamily(self._name, self._text, labels=self._labels)
+
+    def collect(self) -> Iterable[Metric]:
+        metric = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        for values, counts in list(self._buckets.items()):
+            buckets = list(zip(self._names, accumulate(counts), strict=True))
+            metric.add_metric(values, buckets, self._sums[values])
+        yield metric
