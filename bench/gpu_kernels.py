@@ -15,6 +15,7 @@ import torch
 from bench.figures import Goal
 from bench.gpu_rivals import Call, DecodeCase, decode_rivals, torch_attention
 from kernels.attention import AttentionParams
+from kernels.kv_int4 import tail_slots
 from kernels.kv_layout import KvLayout
 from kernels.kv_pool import KvPool
 from kernels.triton.block_copy import copy_blocks, gather_blocks, scatter_blocks
@@ -25,7 +26,7 @@ from kernels.triton.step import decode_splits
 
 COPIED = 1 << 30
 FLUSHED = 1 << 30  # written before each run: beyond any cache, and longer than a launch takes
-QUANTISED = ("fp8", "int8")
+QUANTISED = ("fp8", "int8", "int4")
 MOVE_GOAL = 0.85
 
 Timer = Callable[[Call], float]
@@ -145,13 +146,16 @@ def _decode(
     goal: float | None,
 ) -> GpuFigure:
     width = context // shapes.block_size
-    pool = _pool(shapes.layout(dtype), batch * width, device)
+    pool = _pool(shapes.layout(dtype), batch * width, device, tails=batch)
+    tails = None if pool.int4 is None else torch.arange(batch, device=device)
     tables = _shuffled(batch * width, device).view(batch, width)
     lengths = torch.full((batch,), context, dtype=torch.int32, device=device)
     query = torch.randn((batch, shapes.heads, shapes.head_dim), device=device).bfloat16()
     params = AttentionParams(shapes.head_dim**-0.5)
     splits = decode_splits(pool, shapes.heads, batch, context, [None])
-    seconds = timer(lambda: decode_attention(query, pool, 0, tables, lengths, params, splits))
+    seconds = timer(
+        lambda: decode_attention(query, pool, 0, tables, lengths, params, splits, tails=tails)
+    )
     rivals: dict[str, float | str] = {}
     if dtype == "bfloat16":
         rivals = _timed(decode_rivals(DecodeCase(query, pool, tables, lengths, context)), timer)
@@ -188,10 +192,15 @@ def _writes(shapes: Shapes, device: torch.device, timer: Timer) -> Iterator[GpuF
     slots = torch.stack((1 + order // shapes.block_size, order % shapes.block_size))
     kv = torch.randn((shapes.written, 2, shapes.kv_heads, shapes.head_dim), device=device)
     for dtype in ("bfloat16", *QUANTISED):
-        pool = _pool(shapes.layout(dtype), blocks, device)
-        seconds = timer(partial(write_kv, pool, 0, slots, kv))
-        rivals = _timed({"torch": partial(pool.write, 0, slots, kv)}, timer)
+        pool = _pool(shapes.layout(dtype), blocks, device, tails=blocks)
         size = 4 * kv.numel() + shapes.written * pool.layout.bytes_per_token
+        if pool.int4 is None:
+            seconds = timer(partial(write_kv, pool, 0, slots, kv))
+            rivals = _timed({"torch": partial(pool.write, 0, slots, kv)}, timer)
+        else:  # keys go through the tails, in bfloat16
+            seconds = timer(partial(write_kv, pool, 0, slots, kv, tails=slots[0] - 1))
+            rivals = {}
+            size += 2 * 2 * kv.numel() // 2
         yield GpuFigure(f"write {shapes.written:,}, {dtype}", seconds, size, rivals)
 
 
@@ -234,13 +243,16 @@ def _timed(calls: Mapping[str, Call | str], timer: Timer) -> dict[str, float | s
     return found
 
 
-def _pool(layout: KvLayout, blocks: int, device: torch.device) -> KvPool:
-    """Full of small random numbers, with a null block."""
+def _pool(layout: KvLayout, blocks: int, device: torch.device, tails: int = 0) -> KvPool:
+    """Full of small random numbers, with a null block; for int4, with `tails` open blocks."""
     raw = torch.zeros((1 + blocks, layout.bytes_per_block), dtype=torch.uint8, device=device)
     scales = None
     if layout.dtype == "fp8":
         scales = torch.full((layout.num_layers, 2, layout.num_kv_heads), 0.01, device=device)
-    pool = KvPool(layout, raw, scales)
+    keys = None
+    if layout.dtype == "int4":
+        keys = tail_slots(layout, tails, torch.bfloat16).to(device)
+    pool = KvPool(layout, raw, scales, keys)
     if layout.dtype == "bfloat16":
         pool.elements.normal_()
         return pool

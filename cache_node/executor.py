@@ -1,7 +1,7 @@
 """What the executors of all devices have in common: step plans through a model, over a pool."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -11,7 +11,7 @@ from cache_node.model.llama import LlamaModel
 from cache_node.model.model_config import ModelConfig
 from cache_node.row_results import row_results, wanted_tokens
 from cache_node.step_plan import BlockCopy, Row, RowResult, StepPlan
-from cache_node.swap_space import SwapSpace
+from cache_node.swap_space import SwapSpace, pairs
 from kernels.attention_plan import AttentionRow
 from kernels.kv_pool import KvPool
 from kernels.open_blocks import OpenBlocks
@@ -93,17 +93,17 @@ class ModelExecutor(ABC):
     def _move_blocks(self, plan: StepPlan) -> None:
         """Runs the plan's offloads, then its copies."""
         if self._open is not None:
-            self._open.close(copy.source for copy in plan.offloads)
+            self._open.copy_down(pairs(plan.offloads))
         self.swap.offload(plan.offloads)
         if plan.copies:
             self._copy_blocks(plan.copies)
         if self._open is not None:
-            self._open.copy((copy.source, copy.destination) for copy in plan.copies)
+            self._open.copy(pairs(plan.copies))
 
-    def _forget(self, blocks: Iterable[int]) -> None:
-        """A load is about to replace what is in these."""
+    @torch.inference_mode()
+    def _begin_load(self, copies: Sequence[BlockCopy]) -> None:
         if self._open is not None:
-            self._open.forget(blocks)
+            self._open.copy_up(pairs(copies))
 
     def _attention_rows(self, rows: Sequence[Row]) -> list[AttentionRow]:
         """Of an int4 pool in parts of one block each, with their tails."""

@@ -22,7 +22,7 @@ class CpuExecutor(ModelExecutor):
     def __init__(self, model: LlamaModel, pool: KvPool, num_cpu_blocks: int = 1) -> None:
         """`pool` and `num_cpu_blocks` count the null block of each pool."""
         space = torch.zeros((num_cpu_blocks, *pool.raw.shape[1:]), dtype=pool.raw.dtype)
-        super().__init__(model, pool, SwapSpace(pool.raw, space, self._forget))
+        super().__init__(model, pool, SwapSpace(pool.raw, space, self._begin_load))
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         copy_blocks(self.pool.raw, [(copy.source, copy.destination) for copy in copies])

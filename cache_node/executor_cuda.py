@@ -45,7 +45,7 @@ class CudaExecutor(ModelExecutor):
         self._stream = self._streams.new()
         # Where weights and pool were made, and everything before them.
         self._stream.wait_stream(self._streams.current())
-        swap = PinnedSwapSpace(pool.raw, num_cpu_blocks, self._streams, self._forget)
+        swap = PinnedSwapSpace(pool.raw, num_cpu_blocks, self._streams, self._begin_load)
         super().__init__(model, pool, swap)
         self._graphs = DecodeGraphs(model, pool, graph_sizes, max_tokens)
 

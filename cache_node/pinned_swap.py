@@ -1,7 +1,7 @@
 """The CPU pool of a KV pool that lies on a device."""
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,12 +32,12 @@ class PinnedSwapSpace(SwapSpace):
         pool: torch.Tensor,
         num_blocks: int,
         streams: Streams,
-        replaced: Callable[[Iterable[int]], None] | None = None,
+        begin_load: Callable[[Sequence[BlockCopy]], None] | None = None,
     ) -> None:
         """`pool` is uint8 [blocks, bytes]; `num_blocks` counts the null block. Raises ValueError
         when there is not as much memory.
         """
-        super().__init__(pool, _pinned(num_blocks, pool), replaced)
+        super().__init__(pool, _pinned(num_blocks, pool), begin_load)
         self._streams = streams
         self._down, self._up = streams.new(), streams.new()
         at_once = min(max(1, STAGING_BYTES // pool.shape[1]), num_blocks)

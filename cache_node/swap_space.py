@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 import torch
@@ -25,13 +25,13 @@ class SwapSpace:
         self,
         pool: torch.Tensor,
         space: torch.Tensor,
-        replaced: Callable[[Iterable[int]], None] | None = None,
+        begin_load: Callable[[Sequence[BlockCopy]], None] | None = None,
     ) -> None:
         """`pool` is the KV pool and `space` the CPU pool, [blocks, …], each with a null block.
-        `replaced` hears which blocks of the KV pool a load is about to overwrite.
+        `begin_load` hears what a load is about to copy, before it does.
         """
         self.num_blocks = len(space)
-        self._replaced = replaced
+        self._begin_load = begin_load
         self._pool = pool
         self._space = space
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
@@ -39,11 +39,11 @@ class SwapSpace:
 
     def offload(self, copies: Sequence[BlockCopy]) -> None:
         """Copies down. What the step runs afterwards may overwrite the sources."""
-        copy_between(self._pool, self._space, _pairs(copies))
+        copy_between(self._pool, self._space, pairs(copies))
 
     def load(self, number: int, copies: Sequence[BlockCopy], done: LoadDone) -> None:
-        if self._replaced is not None:
-            self._replaced(copy.destination for copy in copies)
+        if self._begin_load is not None:
+            self._begin_load(copies)
         self._orders.put((number, copies, done))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="swap-loader", daemon=True)
@@ -64,8 +64,8 @@ class SwapSpace:
 
     def _copy_up(self, copies: Sequence[BlockCopy]) -> None:
         """Returns when all is there. On the loader's thread."""
-        copy_between(self._space, self._pool, _pairs(copies))
+        copy_between(self._space, self._pool, pairs(copies))
 
 
-def _pairs(copies: Sequence[BlockCopy]) -> list[tuple[int, int]]:
+def pairs(copies: Sequence[BlockCopy]) -> list[tuple[int, int]]:
     return [(copy.source, copy.destination) for copy in copies]

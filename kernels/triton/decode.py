@@ -13,7 +13,7 @@ import triton.language as tl
 from kernels.attention import AttentionParams
 from kernels.kv_pool import KvPool
 from kernels.triton.attend import attend, mean, score_factors, with_centre
-from kernels.triton.launch import checked
+from kernels.triton.launch import checked, stages
 from kernels.triton.paged import PagedLayer, element_of, paged_layer
 from kernels.triton.stored import load_centre
 
@@ -108,7 +108,7 @@ def decode_attention(
         window=params.window,
         capped=params.softcap is not None,
         num_warps=4,
-        num_stages=2,
+        num_stages=stages(layout.dtype),
         enable_fp_fusion=True,
     )
     if means is not None:

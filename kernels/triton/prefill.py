@@ -13,13 +13,13 @@ import triton.language as tl
 from kernels.attention import AttentionParams
 from kernels.kv_pool import KvPool
 from kernels.triton.attend import attend, mean, score_factors, with_centre
-from kernels.triton.launch import checked
+from kernels.triton.launch import checked, stages
 from kernels.triton.paged import PagedLayer, element_of, paged_layer
 
 
 def block_shape(head_dim: int, dtype: torch.dtype, kv_dtype: str) -> tuple[int, int, int]:
-    """Queries (tokens times heads), keys of a tile and warps of a program. No chip spills registers
-    with them in what `static` compiles; none has timed them.
+    """Queries (tokens times heads), keys of a tile and warps of a program, with which nothing that
+    `static` compiles spills registers on sm_90 and 100; no card has timed them.
     """
     if dtype == torch.float32:  # no tensor cores: each thread holds what it multiplies
         return 32, 32 if head_dim <= 128 else 16, 8
@@ -28,7 +28,7 @@ def block_shape(head_dim: int, dtype: torch.dtype, kv_dtype: str) -> tuple[int, 
     rows = 64 if head_dim <= 128 else 32
     if kv_dtype == "int4":  # to make numbers of them takes registers
         return rows, rows, 8
-    return rows, 32, 4
+    return rows, 32, 8 if kv_dtype in ("fp8", "int8") and head_dim > 128 else 4
 
 
 def prefill_attention(
@@ -93,7 +93,7 @@ def prefill_attention(
         window=params.window,
         capped=params.softcap is not None,
         num_warps=warps,
-        num_stages=2,
+        num_stages=stages(layout.dtype),
         enable_fp_fusion=True,
     )
     return out

@@ -144,7 +144,7 @@ def _move(how: str) -> None:
 SHAPES = [("bfloat16", 64), ("bfloat16", 128), ("bfloat16", 256), ("float32", 128)]
 SHAPES += [("float32", 256), ("fp8", 128), ("int8", 80), ("int8", 128), ("int8", 256)]
 SHAPES += [("int4", 64), ("int4", 80), ("int4", 128), ("int4", 256)]
-SHAPES += [("fp8 centred", 128), ("int4 centred", 128)]
+SHAPES += [("fp8", 256), ("fp8 centred", 128), ("int8 centred", 256), ("int4 centred", 128)]
 WRITES = ("bfloat16", "fp8", "int8", "int4", "fp8 centred", "int4 centred")
 CASES: dict[str, Callable[[], None]] = {
     **{f"decode {d} {n}": partial(_decode, d, n, PLAIN, 1) for d, n in SHAPES},

@@ -134,6 +134,17 @@ def test_a_quantised_cache_gives_the_tokens_of_the_reference(directory, kv_dtype
     assert driven[0] == driven[1]
 
 
+def test_an_int4_cache_comes_back_from_the_cpu_pool(directory):
+    flags = {"block_size": BLOCK, "num_blocks": BLOCKS + 1, "kv_cache_dtype": "int4"}
+    executor = beside(make_executor(directory, **flags))
+    requests = [(prompt, 12, {"cache": False}) for prompt in PROMPTS[2:]]
+    expected, _ = outputs(executor, requests, num_blocks=BLOCKS, max_num_batched_tokens=64)
+    settings = {"num_blocks": 7, "max_num_batched_tokens": 64, "preemption": PreemptionMode.SWAP}
+    found, node = outputs(executor, requests, **settings)
+    assert found == expected
+    assert node.counters.preempted_by_swap > 0
+
+
 def test_open_blocks_of_int4_are_copied_with_the_keys_in_their_tails(directory):
     flags = {"block_size": BLOCK, "num_blocks": BLOCKS + 1, "kv_cache_dtype": "int4"}
     made = make_executor(directory, **flags)

@@ -1,5 +1,6 @@
 """Where the scales of a quantised cache come from, and what a node tells of its dtype."""
 
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,9 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cache_node.config import NodeConfig
+from cache_node.executor_cpu import CpuExecutor
 from cache_node.identity import node_info
+from cache_node.preemption import PreemptionMode
 from cache_node.step_plan import Row
 from prefix_index.keys import root_key
+from tests.cache_node.mock_node import MockNode
 from tests.model_driver import make_executor
 from tests.tiny_model import add_kv_scales, save_tiny
 
@@ -100,3 +104,36 @@ def test_a_node_counts_the_bytes_of_its_scales(tiny):
 def test_an_unknown_dtype_is_refused_with_those_that_are_known():
     with pytest.raises(ValueError, match=r"kv_cache_dtype: must be one of .*int4, is 'int3'"):
         replace(NodeConfig(), kv_cache_dtype="int3")
+
+
+@pytest.mark.parametrize("dtype", ["auto", "fp8", "int8", "int4"])
+def test_a_preempted_request_comes_back_from_the_cpu_pool_as_it_went(tmp_path, dtype):
+    """Also the keys of an int4 block that was not full."""
+    directory = save_tiny(tmp_path / "tiny", num_hidden_layers=1, head_dim=16)
+    add_kv_scales(directory, 0.02)
+    made = make_executor(directory, block_size=8, num_blocks=41, kv_cache_dtype=dtype)
+    executor = CpuExecutor(made._model, made.pool, 40)
+    draw, swapped = random.Random(1), 0
+    for _ in range(24):
+        prompts = [[draw.randrange(3, 93) for _ in range(draw.randrange(17, 40))] for _ in "ab"]
+        roomy, _ = outputs(executor, prompts, num_blocks=40)
+        tight, node = outputs(executor, prompts, num_blocks=9)
+        assert tight == roomy
+        swapped += node.counters.preempted_by_swap
+    assert swapped > 10
+
+
+def outputs(executor, prompts, **settings):
+    node = MockNode(
+        block_size=8,
+        executor=executor,
+        num_cpu_blocks=39,
+        max_num_batched_tokens=64,
+        preemption=PreemptionMode.SWAP,
+        **settings,
+    )
+    for prompt in prompts:
+        node.submit(prompt, 14, ignore_eos=True)
+        node.step()
+    node.run()
+    return {name: sequence.output for name, sequence in node.finished.items()}, node

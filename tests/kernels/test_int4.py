@@ -181,7 +181,7 @@ class TestOpenBlocks:
     def test_a_block_that_was_replaced_is_read_from_the_pool(self, pool, open_blocks):
         tail = self.begin(open_blocks, 0, 3, [1])
         pool.int4.tails[tail] = 7.0
-        open_blocks.forget([1])
+        open_blocks.copy_up([(6, 1)])
         again = self.begin(open_blocks, 3, 4, [1])
         assert (pool.int4.tails[again, :, :, :3] == 0.0).all()
 
@@ -197,6 +197,36 @@ class TestOpenBlocks:
     def test_closing_for_a_copy_down_leaves_it_open(self, pool, open_blocks):
         tail = self.begin(open_blocks, 0, 3, [1])
         pool.int4.tails[tail] = torch.randn(pool.int4.tails[tail].shape)
-        open_blocks.close([1, 2])
+        open_blocks.copy_down([(1, 6), (2, 7)])
         assert (pool.int4.key_scales[1] > 0).all()
         assert self.begin(open_blocks, 3, 4, [1]) == tail
+
+    def test_keys_of_an_open_block_go_down_and_come_up(self, pool, open_blocks):
+        tail = self.begin(open_blocks, 0, 3, [1])
+        keys = torch.randn(pool.int4.tails[tail].shape).to(pool.int4.tails.dtype)
+        pool.int4.tails[tail] = keys
+        open_blocks.copy_down([(1, 6)])
+        self.begin(open_blocks, 0, 8, [1])  # the block is another's now
+        pool.int4.tails[:] = 7.0
+        open_blocks.copy_up([(6, 4)])
+        again = self.begin(open_blocks, 3, 4, [4])
+        assert torch.equal(pool.int4.tails[again, :, :, :3], keys[:, :, :3])
+
+    def test_what_a_block_of_the_cpu_pool_held_before_does_not_come_up(self, pool, open_blocks):
+        tail = self.begin(open_blocks, 0, 3, [1])
+        pool.int4.tails[tail] = 7.0
+        open_blocks.copy_down([(1, 6)])
+        open_blocks.copy_down([(2, 6)])
+        open_blocks.copy_up([(6, 4)])
+        again = self.begin(open_blocks, 3, 4, [4])
+        assert (pool.int4.tails[again, :, :, :3] == 0.0).all()
+
+    def test_no_more_keys_are_kept_below_than_there_are_tails(self, pool, open_blocks):
+        for place in range(4):
+            self.begin(open_blocks, 0, 3, [1])
+            pool.int4.tails[:] = float(1 + place)
+            open_blocks.copy_down([(1, 6 + place)])
+        open_blocks.copy_up([(6, 4), (9, 5)])
+        first, last = (self.begin(open_blocks, 3, 4, [block]) for block in (4, 5))
+        assert not (pool.int4.tails[first, :, :, :3] == 1.0).any()
+        assert (pool.int4.tails[last, :, :, :3] == 4.0).all()

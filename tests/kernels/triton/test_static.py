@@ -10,9 +10,9 @@ from kernels.triton import static
 # What a program may take: the CUDA programming guide's table of compute capabilities, and the LDS
 # of a compute unit of CDNA 3.
 SHARED_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10}
-# Some stack of a few words is no spill: the compiler keeps there what only comes before and after a
-# loop (where the result goes), predicates, a return address.
-STACK_BYTES = {"sm_80": 16, "sm_90": 16, "sm_100": 16, "gfx942": 24}
+# Of a thread. On sm_90 and 100 nothing may be spilled; on the others a few words, which are needed
+# before and after a loop, may be.
+SPILLED_BYTES = {"sm_80": 16, "sm_90": 0, "sm_100": 0, "gfx942": 40}
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_no_reviewed_kernel_keeps_its_registers_in_memory(reviewed):
         (name, chip): measures["spilled"]
         for name, chips in reviewed.items()
         for chip, measures in chips.items()
-        if measures["spilled"] > STACK_BYTES[chip]
+        if measures["spilled"] > SPILLED_BYTES[chip]
     }
     assert spilled == {}
 
