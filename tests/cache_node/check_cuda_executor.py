@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cache_node.config import NodeConfig
-from cache_node.decode_graphs import DecodeGraphs, graph_sizes
+from cache_node.decode_graphs import DecodeGraphs
 from cache_node.device_streams import Streams
 from cache_node.engine import Engine
 from cache_node.executor_cpu import CpuExecutor
@@ -23,39 +23,25 @@ from cache_node.pinned_swap import PinnedSwapSpace
 from cache_node.preemption import PreemptionMode
 from cache_node.sampling import SampleSpec, SamplingParams
 from cache_node.step_plan import BlockCopy, Row, StepPlan
-from kernels.kv_pool import KvPool
-from kernels.triton import decode
+from tests.cache_node.cuda_beside_cpu import (
+    BASE,
+    BLOCK,
+    BLOCKS,
+    CPU_BLOCKS,
+    GREEDY,
+    LONG,
+    PROMPTS,
+    ROWS,
+    SAMPLED,
+    beside,
+    directory,
+    outputs,
+    split_keys,
+)
 from tests.cache_node.mock_node import MockNode
 from tests.model_driver import Driver, make_executor
-from tests.tiny_model import add_kv_scales, save_tiny
 
-BLOCK, BLOCKS, CPU_BLOCKS, ROWS = 8, 48, 40, 6
-BASE = [3 + (7 * i * i + 5 * i) % 90 for i in range(40)]
-PROMPTS = [BASE, [*BASE[:30], 5, 9], BASE[:16], [*BASE[:18], 8]]
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    directory = save_tiny(tmp_path_factory.mktemp("tiny"), num_hidden_layers=1, head_dim=16)
-    add_kv_scales(directory, 0.02)
-    return directory
-
-
-@pytest.fixture(autouse=True)
-def split_keys(monkeypatch):
-    """Of sequences as short as these."""
-    monkeypatch.setattr(decode, "FEWEST_KEYS", 16)
-
-
-def beside(cpu: CpuExecutor, graphs=None) -> CudaExecutor:
-    """One with the same model, and a pool of its own, in whose unused slots are NaN."""
-    tails = None if cpu.pool.int4 is None else torch.full_like(cpu.pool.int4.tails, torch.nan)
-    raw = torch.full_like(cpu.pool.raw, 255)
-    pool = KvPool(cpu.layout, raw, cpu.pool.head_scales, tails, cpu.pool.centres)
-    sizes = graph_sizes(ROWS) if graphs is None else graphs
-    executor = CudaExecutor(cpu._model, pool, CPU_BLOCKS + 1, sizes, max_tokens=256)
-    executor.capture()
-    return executor
+__all__ = ["directory", "split_keys"]  # fixtures
 
 
 @pytest.fixture(scope="module")
@@ -67,27 +53,6 @@ def cpu(directory) -> CpuExecutor:
 @pytest.fixture
 def cuda(cpu) -> CudaExecutor:
     return beside(cpu)
-
-
-def outputs(executor, requests, **settings):
-    """The tokens of every sample of `requests`, (prompt, max_tokens, options); the node."""
-    node = MockNode(
-        block_size=BLOCK,
-        max_num_seqs=ROWS,
-        executor=executor,
-        num_cpu_blocks=CPU_BLOCKS,
-        **settings,
-    )
-    for prompt, max_tokens, options in requests:
-        node.submit(prompt, max_tokens, ignore_eos=True, **options)
-        node.step()  # the next arrives when this one runs
-    node.run()
-    return {name: sequence.output for name, sequence in node.finished.items()}, node
-
-
-GREEDY = [(prompt, 6, {}) for prompt in PROMPTS]
-SAMPLED = [(prompt, 6, {"n": 2, "temperature": 0.8, "seed": 5}) for prompt in PROMPTS[:3]]
-LONG = [(prompt, 30, {"cache": i % 2 == 0}) for i, prompt in enumerate(PROMPTS)]
 
 
 def test_requests_that_share_a_prefix_in_chunks_get_the_tokens_of_the_cpu(cpu, cuda):
@@ -120,38 +85,6 @@ def test_preempted_requests_come_back_from_the_cpu_pool_with_the_tokens_of_the_c
     assert found == expected
     assert node.counters.preempted_by_swap > 0
     assert node.memory.loads.loaded_blocks > 0
-
-
-@pytest.mark.parametrize("kv_dtype", ["fp8", "int8", "int4"])
-def test_a_quantised_cache_gives_the_tokens_of_the_reference(directory, kv_dtype):
-    """Beside plain torch in float32: the C++ kernels multiply quantised keys as bfloat16."""
-    flags = {"block_size": BLOCK, "num_blocks": BLOCKS + 1, "kv_cache_dtype": kv_dtype}
-    reference = make_executor(directory, **flags)
-    layout, draw = reference.layout, torch.Generator().manual_seed(1)
-    shape = (1, 2, layout.num_kv_heads, layout.head_dim)
-    reference.pool.centres = 0.1 * torch.randn(shape, generator=draw)
-    driven = [Driver(each).generate(PROMPTS, 6, 16) for each in (reference, beside(reference))]
-    assert driven[0] == driven[1]
-
-
-def test_an_int4_cache_comes_back_from_the_cpu_pool(directory):
-    flags = {"block_size": BLOCK, "num_blocks": BLOCKS + 1, "kv_cache_dtype": "int4"}
-    executor = beside(make_executor(directory, **flags))
-    requests = [(prompt, 12, {"cache": False}) for prompt in PROMPTS[2:]]
-    expected, _ = outputs(executor, requests, num_blocks=BLOCKS, max_num_batched_tokens=64)
-    settings = {"num_blocks": 7, "max_num_batched_tokens": 64, "preemption": PreemptionMode.SWAP}
-    found, node = outputs(executor, requests, **settings)
-    assert found == expected
-    assert node.counters.preempted_by_swap > 0
-
-
-def test_open_blocks_of_int4_are_copied_with_the_keys_in_their_tails(directory):
-    flags = {"block_size": BLOCK, "num_blocks": BLOCKS + 1, "kv_cache_dtype": "int4"}
-    made = make_executor(directory, **flags)
-    reference = CpuExecutor(made._model, made.pool, CPU_BLOCKS + 1)
-    settings = {"num_blocks": BLOCKS, "max_num_batched_tokens": 64}
-    expected, _ = outputs(reference, SAMPLED, **settings)
-    assert outputs(beside(reference), SAMPLED, **settings)[0] == expected
 
 
 def test_graphs_or_not_the_tokens_are_the_same(cpu, cuda):

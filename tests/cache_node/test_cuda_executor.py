@@ -24,9 +24,11 @@ PROFILE = MemoryProfile(
 )
 
 
-def test_a_node_in_the_interpreter_gives_the_tokens_of_a_cpu_node():
+@pytest.mark.timeout(400)  # 40 s each on a quiet machine, by the interpreter's nature
+@pytest.mark.parametrize("checks", ["check_cuda_executor.py", "check_cuda_kv_dtypes.py"])
+def test_a_node_in_the_interpreter_gives_the_tokens_of_a_cpu_node(checks):
     pytest.importorskip("triton")
-    run_interpreted(Path(__file__).with_name("check_cuda_executor.py"))
+    run_interpreted(Path(__file__).with_name(checks))
 
 
 def test_graphs_are_captured_for_powers_of_two_and_the_most_rows():
