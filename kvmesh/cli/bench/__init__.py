@@ -3,6 +3,7 @@
 import typer
 
 from kvmesh.cli.bench import (
+    baselines,
     engine,
     failover,
     generator,
@@ -28,6 +29,7 @@ def bench() -> None:
 
 
 app.command("ttft")(ttft.ttft)
+app.command("baselines")(baselines.baselines)
 app.command("engine")(engine.engine)
 app.command("generator")(generator.generator)
 app.command("kernels")(kernels.kernels)
