@@ -18,6 +18,7 @@ from router.admin import AdminRole
 from router.admitting import Admitting
 from router.config import RouterConfig
 from router.core import RouterCore
+from router.discovery import Discovery
 from router.dispatch import Dispatcher
 from router.drain import Drain
 from router.eligibility import Eligibility
@@ -30,6 +31,8 @@ from router.leases import Leases
 from router.leasing import Leasing
 from router.ledger import Ledger
 from router.metrics import RouterMetrics
+from router.node import Node
+from router.node_names import PREFIX, Name
 from router.placement import Placement
 from router.prompt import PromptReader
 from router.pulse import Pulse
@@ -64,7 +67,8 @@ class RouterApp:
         lease_key = LeaseKey(fleet_key) if fleet_key is not None else None
         self.leases = Leases(lease_key, config.lease_time, self.metrics)
         self._index = Index(config.redis_url, config.redis_group, config.redis_shards)
-        self._registry = Registry(config.nodes, channel_credentials(config.node_tls_files))
+        addresses = [each for each in config.nodes if not each.startswith(PREFIX)]
+        self._registry = Registry(addresses, channel_credentials(config.node_tls_files))
         self._reader = PromptReader(config.tokenizer_threads, TenantSalts(fleet_key))
         self._router_id = uuid.uuid4().hex
         self._admitting = Admitting(
@@ -131,34 +135,42 @@ class RouterApp:
         for name, work in self._admitting.work().items():
             self._spawn(work, name)
         for node in self._registry.nodes:
-            watcher = Watcher(
-                node,
-                self._registry,
-                self._fleet,
-                self._index,
-                self.ledger,
-                self.leases,
-                self._silence,
-                self._router_id,
-            )
-            self._spawn(watcher.run(), f"watch {node.address}")
+            self._watch(node)
+        if names := [Name.parse(each) for each in self._config.nodes if each.startswith(PREFIX)]:
+            self._spawn(Discovery(names, self._registry, self._watch).run(), "discovery")
 
     async def stop(self) -> None:
         """Takes no new request, lets running ones finish within the grace, then cancels them."""
         grace = self._config.shutdown_grace
         await self._health.enter_graceful_shutdown()
         await asyncio.gather(self._grpc.stop(grace), self._http.stop(grace))
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._admitting.close()
         await self._registry.close()
         self._reader.close()
 
-    def _spawn(self, work: Any, name: str) -> None:
+    def _watch(self, node: Node) -> asyncio.Task[None]:
+        watcher = Watcher(
+            node,
+            self._registry,
+            self._fleet,
+            self._index,
+            self.ledger,
+            self.leases,
+            self._silence,
+            self._router_id,
+        )
+        return self._spawn(watcher.run(), f"watch {node.address}")
+
+    def _spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
         task = asyncio.create_task(work, name=name)
         task.add_done_callback(_log_failure)
+        task.add_done_callback(self._tasks.remove)
         self._tasks.append(task)
+        return task
 
     async def _start_grpc(self) -> None:
         limit = self._config.max_request_bytes

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kvmesh.certificates import CertificateFiles
 from prefix_index.redis_url import check_redis_shards, check_redis_url
+from router.node_names import PREFIX, Name
 from router.patience import Patience
 from router.policies import POLICIES
 
@@ -16,7 +17,7 @@ _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 class RouterConfig:
     """Times are in seconds, sizes in bytes. Raises ValueError that names the field."""
 
-    nodes: tuple[str, ...]  # host:port of each cache node
+    nodes: tuple[str, ...]  # host:port of each cache node; dns:host:port for all that it lists
     http_host: str = "127.0.0.1"
     http_port: int = 8000  # 0 takes a free one
     grpc_host: str = "127.0.0.1"
@@ -64,6 +65,9 @@ class RouterConfig:
             raise ValueError("nodes: must name at least one node as host:port")
         if len(set(self.nodes)) != len(self.nodes):
             raise ValueError("nodes: must be different from each other")
+        for target in self.nodes:
+            if target.startswith(PREFIX):
+                Name.parse(target)
         if self.policy not in POLICIES:
             raise ValueError(f"policy: must be one of {', '.join(POLICIES)}, is {self.policy!r}")
         self._check_numbers()

@@ -1,4 +1,4 @@
-"""The nodes that this router was told of, in the order of its configuration."""
+"""The nodes that this router knows: those of its configuration, then those that were found."""
 
 from collections.abc import Callable, Sequence
 
@@ -25,12 +25,29 @@ class Registry:
         self, addresses: Sequence[str], credentials: grpc.ChannelCredentials | None = None
     ) -> None:
         """`credentials` are for all nodes; None: they talk plain text."""
-        self.nodes = [
-            Node(address, open_aio_channel(address, credentials, CHANNEL_OPTIONS), address)
-            for address in addresses
-        ]
+        self._credentials = credentials
+        self.nodes: list[Node] = []
+        for address in addresses:
+            self.add(address)
         self._listeners: list[Callable[[], None]] = []
         self._on_join: list[Callable[[Node], None]] = []
+
+    def add(self, address: str, certified: str | None = None) -> Node:
+        """A node that nothing is known of yet. With TLS its certificate is for the host `certified`
+        when that is not the address's.
+        """
+        options = CHANNEL_OPTIONS
+        if certified is not None:
+            options = (*options, ("grpc.ssl_target_name_override", certified))
+        node = Node(address, open_aio_channel(address, self._credentials, options), address)
+        self.nodes.append(node)
+        return node
+
+    async def remove(self, node: Node) -> None:
+        """Forgets a node that is away."""
+        self.nodes.remove(node)
+        log.info("node_forgotten", node=node.name, address=node.address)
+        await node.channel.close()
 
     def on_change(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)

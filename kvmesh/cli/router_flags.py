@@ -99,7 +99,11 @@ FAILURE_FLAGS = {
 }
 ROUTER_FLAGS = {
     "nodes": Flag(
-        "host:port of a cache node. Once for each node.", ROUTING, name="node", env="KVMESH_NODES"
+        "host:port of a cache node, or dns:host:port for every address that the name has, now and "
+        "later. Once for each.",
+        ROUTING,
+        name="node",
+        env="KVMESH_NODES",
     ),
     **POLICY_FLAGS,
     **FAILURE_FLAGS,
