@@ -42,8 +42,9 @@ class Answer:
         """Of the node that answers now."""
         return self._call.node_name
 
-    async def initial_metadata(self) -> list[Pair]:
-        return to_client(await self._call.initial_metadata())
+    @property
+    def initial_metadata(self) -> list[Pair]:
+        return to_client(self._call.initial_metadata)
 
     async def read(self) -> bytes | None:
         """The next frame, None at the end with status OK.
@@ -57,7 +58,11 @@ class Answer:
             return pb.GenerateResponse(route=self.report).SerializeToString() + self._relayed.last
         if self._ended:
             return None
-        frame = await self._next()
+        try:
+            frame = await self._call.read()
+        except NodeFailed as failed:
+            self._cut_short = self._relayed.complete
+            frame = None if self._cut_short else await self._go_on(failed)
         if frame is None:
             self._ended = True
             return None
@@ -67,15 +72,6 @@ class Answer:
     def _relay(self, frame: bytes) -> None:
         self.frames += 1
         self._relayed.add(frame)
-
-    async def _next(self) -> bytes | None:
-        try:
-            return await self._call.read()
-        except NodeFailed as failed:
-            if self._relayed.complete:
-                self._cut_short = True
-                return None
-            return await self._go_on(failed)
 
     async def _go_on(self, failed: NodeFailed) -> bytes | None:
         """The first frame of another node, which this answer comes from now."""

@@ -144,11 +144,13 @@ class RouterCore:
         self._leasing.check(request)
         arrived = time.monotonic()
         generate = request.request
+        # Before its place is counted: a tenant at its limit may go on elsewhere.
+        attempt = self._leasing.next_attempt(caller.tenant, generate.request_id)
         with self._log.entry(caller.endpoint, generate) as entry, ExitStack() as holds:
             holds.enter_context(self._admission.slot(caller.tenant))
             job = await self._prepare(generate, caller, arrived)
             charge = holds.enter_context(closing(await self._admit(job, caller)))
-            response = self._leasing.lease(job, request, holds, charge)
+            response = self._leasing.lease(job, request, attempt, holds, charge)
             response.route.queue_us = int(charge.waited * 1e6)
             entry.report = response.route
             return response

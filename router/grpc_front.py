@@ -109,7 +109,7 @@ class InferenceFront(_Front):
         request = parse(raw, pb.GenerateRequest, self._max)
         caller = _caller("generate", context, tenant)
         async with self.core.generate(request, caller) as answer:
-            await context.send_initial_metadata(tuple(await answer.initial_metadata()))
+            await context.send_initial_metadata(tuple(answer.initial_metadata))
             while (frame := await answer.read()) is not None:
                 await context.write(frame)
             context.set_trailing_metadata(tuple(await answer.trailing_metadata()))

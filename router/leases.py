@@ -12,6 +12,7 @@ its claim.
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,12 +21,16 @@ from kvmesh.lease import LeaseKey
 from kvmesh.v1 import cache_node_pb2 as node_pb
 from router.charge import Charge
 from router.metrics import RouterMetrics
+from router.tenants import Tenant
 
 SLACK = 1.0
 """Seconds beyond its expiry in which a claim may still be told by the node."""
 
+REMEMBERED = 4096
+"""Requests that have lost their lease, and may come for another."""
+
 _Key = tuple[str, str, int]  # node, request id, attempt
-_Request = tuple[bytes, str]  # the tenant's salt, request id
+_Request = tuple[str, str]  # the tenant's name, request id
 
 
 @dataclass(slots=True)
@@ -46,6 +51,8 @@ class Leases:
         self._metrics = metrics
         self._granted: dict[_Key, _Granted] = {}
         self._newest: dict[_Request, _Key] = {}
+        # Attempts that may be followed by another, which must not have the same number.
+        self._broken_off: OrderedDict[_Request, int] = OrderedDict()
 
     @property
     def enabled(self) -> bool:
@@ -71,18 +78,19 @@ class Leases:
         lease = self._key.sign(request, node, salt, time.time() + self.seconds)
         key = (node, request.request_id, request.attempt)
         timer = asyncio.get_running_loop().call_later(self.seconds + SLACK, self._expire, key)
-        self._granted[key] = _Granted((salt, request.request_id), holds, charge, timer)
-        self._newest[salt, request.request_id] = key
+        of = charge.tenant.name, request.request_id
+        self._granted[key] = _Granted(of, holds, charge, timer)
+        self._newest[of] = key
+        self._broken_off.pop(of, None)
         self._metrics.lease("granted")
         return lease
 
-    def give_up(self, salt: bytes, request_id: str) -> int:
+    def give_up(self, tenant: Tenant, request_id: str) -> int:
         """Ends the last lease of a request that is routed again. Returns its attempt, 0 without."""
-        key = self._newest.get((salt, request_id))
-        if key is None:
-            return 0
-        self._end(key, "rerouted")
-        return key[2]
+        key = self._newest.get((tenant.name, request_id))
+        if key is not None:
+            self._end(key, "rerouted")
+        return self._broken_off.get((tenant.name, request_id), 0)
 
     def apply(self, node: str, state: node_pb.NodeState) -> None:
         """What a state of the node called `node` tells of leases; idempotent."""
@@ -100,8 +108,13 @@ class Leases:
             self._end_all(key for key in self._claimed_on(node) if key not in running)
 
     def lost(self, node: str) -> None:
-        """The node is out of sight: what was claimed there counts for nothing."""
-        self._end_all(self._claimed_on(node))
+        """The node is out of sight: what was claimed there counts for nothing. Its tenant does not
+        pay for it, but for the request's next lease, which counts the output so far.
+        """
+        claimed = self._claimed_on(node)
+        for key in claimed:
+            self._granted[key].charge.used = 0
+        self._end_all(claimed)
 
     def _claimed_on(self, node: str) -> list[_Key]:
         return [key for key, each in self._granted.items() if key[0] == node and each.claimed]
@@ -128,5 +141,12 @@ class Leases:
         granted.expiry.cancel()
         if self._newest.get(granted.request) == key:
             del self._newest[granted.request]
+            if how in ("rerouted", "lost"):
+                self._break_off(granted.request, key[2])
         granted.holds.close()
         self._metrics.lease(how)
+
+    def _break_off(self, request: _Request, attempt: int) -> None:
+        self._broken_off[request] = attempt
+        if len(self._broken_off) > REMEMBERED:
+            self._broken_off.popitem(last=False)

@@ -12,6 +12,7 @@ from router.leases import Leases
 from router.ledger import Ledger
 from router.placement import Placed, Placement
 from router.sender import Sender
+from router.tenants import Tenant
 
 MAX_AVOIDED = 64
 """Names of nodes that one request may want to keep away from."""
@@ -45,15 +46,26 @@ class Leasing:
         if len(request.avoid) > MAX_AVOIDED:
             raise invalid("avoid", f"must name at most {MAX_AVOIDED}, has {len(request.avoid)}")
 
+    def next_attempt(self, tenant: Tenant, request_id: str) -> int:
+        """Of a request of `tenant`: 1 unless it has been routed before. The lease that it has then
+        ends, with all that it holds.
+        """
+        return self._leases.give_up(tenant, request_id) + 1
+
     def lease(
-        self, job: Job, request: pb.RouteRequest, holds: ExitStack, charge: Charge
+        self,
+        job: Job,
+        request: pb.RouteRequest,
+        attempt: int,
+        holds: ExitStack,
+        charge: Charge,
     ) -> pb.RouteResponse:
         """Places `job` and signs a lease for it, which takes over `holds` and tells `charge` what
-        was used. The lease before it, of the same request, ends.
+        was used.
 
-        Raises UNAVAILABLE when no node is up, those to avoid apart.
+        Raises UNAVAILABLE when no node is up, those to avoid apart; ALREADY_EXISTS when another
+        Route of the same request has come before this one meanwhile.
         """
-        attempt = self._leases.give_up(job.prompt.salt, job.request.request_id) + 1
         placed = self._place(job, attempt, request)
         holds.callback(self._ledger.release, placed.reservation)
         dispatch = self._sender.request(job, placed, request.resume)

@@ -56,6 +56,8 @@ class NodeCall:
         self.placed = placed
         self.life: Life = (placed.node.name, placed.node.epoch)
         self.stage = Stage.CONNECT
+        self.initial_metadata: aio.Metadata | None = None  # there with the first frame
+        self._trailing: aio.Metadata | None = None
         self._call = call
         self._ledger = ledger
         self._patience = patience
@@ -71,7 +73,7 @@ class NodeCall:
 
     async def first_frame(self) -> bytes | None:
         """The prompt weighs on the node no more once this has returned."""
-        await self._wait(self._call.initial_metadata())
+        self.initial_metadata = await self._wait(self._call.initial_metadata())
         self.stage = Stage.FIRST_TOKEN
         frame = await self.read()
         self.stage = Stage.TOKENS
@@ -84,12 +86,11 @@ class NodeCall:
         frame = await self._wait(self._call.read())
         return None if frame is aio.EOF else cast(bytes, frame)
 
-    async def initial_metadata(self) -> aio.Metadata | None:
-        return await self._call.initial_metadata()
-
     async def trailing_metadata(self) -> aio.Metadata | None:
         """Once the stream has ended."""
-        return await self._call.trailing_metadata()
+        if self._trailing is None:
+            self._trailing = await self._call.trailing_metadata()
+        return self._trailing
 
     def wait_longer(self, seconds: float) -> None:
         """So much time has passed. Gives the call up when its stage takes too long."""

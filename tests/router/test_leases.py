@@ -11,6 +11,7 @@ from kvmesh.fleet_key import FleetKey
 from kvmesh.lease import METADATA, LeaseKey
 from kvmesh.packing import pack_tokens
 from kvmesh.v1 import cache_node_pb2_grpc, inference_pb2
+from tests.router.admission_fixture import tenants_file, who
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.stub_node import Script, StubNode
 from tests.router.test_generate_grpc import request, text_of
@@ -36,9 +37,9 @@ async def fleet(key_file):
         running.app.ledger.check_integrity()
 
 
-async def route(fleet, *args, avoid=(), **fields):
+async def route(fleet, *args, avoid=(), by=None, **fields):
     wanted = inference_pb2.RouteRequest(request=request(*args, **fields), avoid=avoid)
-    return await fleet.inference.Route(wanted)
+    return await fleet.inference.Route(wanted, metadata=who(by) if by else ())
 
 
 async def stream(lease, metadata=()):
@@ -273,3 +274,37 @@ async def test_errors_of_a_request_are_those_of_generate(fleet):
     with pytest.raises(grpc.aio.AioRpcError) as bad:
         await route(fleet, "abc", avoid=["x"] * 65)
     assert from_rpc_error(bad.value).field == "avoid"
+
+
+async def test_a_tenant_at_its_limit_may_route_again_what_it_runs(key_file, tmp_path):
+    nodes = [StubNode(f"node-{i}", lease_key=KEY) for i in range(2)]
+    tenants = tenants_file(tmp_path, acme={"concurrency": 1}, other={})
+    async with running_fleet(*nodes, fleet_key_file=key_file, tenants=tenants) as fleet:
+        first = await route(fleet, "abc", by="acme", request_id="mine")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await route(fleet, "abc", by="acme", request_id="another")
+        assert caught.value.code() == Code.RESOURCE_EXHAUSTED
+        again = await route(fleet, "abc", by="acme", request_id="mine", avoid=[first.route.node])
+        assert again.dispatch.attempt == 2
+        with pytest.raises(grpc.aio.AioRpcError):  # refused after the lease before was given up
+            await route(fleet, "abc", by="acme", request_id="mine", avoid=["node-0", "node-1"])
+        third = await route(fleet, "abc", by="acme", request_id="mine")
+        assert third.dispatch.attempt == 3
+        assert (await route(fleet, "abc", by="other", request_id="yours")).dispatch.attempt == 1
+
+
+async def test_a_tenant_does_not_pay_for_what_a_lost_node_has_done(key_file, tmp_path):
+    nodes = [StubNode(f"node-{i}", lease_key=KEY) for i in range(2)]
+    # Enough for one such request, and next to nothing a second.
+    limits = {"tokens_per_second": 0.01, "burst_seconds": 12_000}
+    tenants = tenants_file(tmp_path, acme=limits)
+    async with running_fleet(*nodes, fleet_key_file=key_file, tenants=tenants) as fleet:
+        lease = await route(fleet, "abc", 80, by="acme", request_id="mine")
+        running = asyncio.create_task(stream(lease, (("x-stub", "per_token=0.02"),)))
+        await eventually(lambda: count(fleet, "claimed") == 1)
+        await fleet.nodes[int(lease.route.node[-1])].stop()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await running
+        await eventually(lambda: count(fleet, "lost") == 1, 5)
+        again = await route(fleet, "abc", 80, by="acme", request_id="mine")
+        assert again.dispatch.attempt == 2
