@@ -14,6 +14,7 @@ from kvmesh.cli import (
     demo,
     explain,
     generate,
+    health,
     key,
     load,
     model,
@@ -77,6 +78,7 @@ app.command("key", rich_help_panel=RUN)(key.key)
 app.command("generate", rich_help_panel=ASK)(generate.generate)
 app.command("chat", rich_help_panel=ASK)(chat.chat)
 app.command("nodes", rich_help_panel=ASK)(nodes.nodes)
+app.command("health", rich_help_panel=ASK)(health.health)
 app.command("explain", rich_help_panel=ASK)(explain.explain)
 app.command("model", rich_help_panel=ASK)(model.model)
 app.command("demo", rich_help_panel=LEARN)(demo.demo)

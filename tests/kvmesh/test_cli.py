@@ -53,6 +53,7 @@ def test_the_commands_are_these():
         "demo",
         "explain",
         "generate",
+        "health",
         "key",
         "load",
         "model",

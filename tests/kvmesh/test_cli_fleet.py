@@ -79,6 +79,19 @@ async def test_nodes_watch_follows_the_fleet_until_ctrl_c(fleet):
     assert "Traceback" not in terminal.shown
 
 
+async def test_health_is_an_exit_code(fleet):
+    assert await kvmesh("health", fleet.target) == (0, "SERVING\n", "")
+    for node in fleet.nodes:
+        await node.stop()
+    await eventually(lambda: not fleet.app.view.serving)
+    code, out, err = await kvmesh("health", fleet.target)
+    assert (code, out) == (1, "")
+    assert f"{fleet.target}: NOT_SERVING" in err
+    code, _, err = await kvmesh("health", "127.0.0.1:1", "--timeout", "5")
+    assert code == 1
+    assert "127.0.0.1:1: UNAVAILABLE" in err
+
+
 async def test_explain_shows_each_nodes_cost_and_its_parts(fleet):
     from tests.router.test_generate_grpc import answer
 
