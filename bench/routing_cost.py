@@ -5,8 +5,7 @@ import os
 import random
 import time
 import tracemalloc
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from typing import cast
 
@@ -183,7 +182,8 @@ class _Router:
         start = time.thread_time_ns()
         for number in range(ROUND):
             prompt = _keyed(prompts[number % len(prompts)])
-            async with self._admitted(prompt) as size:
+            with ExitStack() as holds:
+                size = await self._admit(prompt, holds)
                 self._ledger.release(self._place(prompt, size).reservation)
         return (time.thread_time_ns() - start) / ROUND / 1e3
 
@@ -195,7 +195,8 @@ class _Router:
             start = clock()
             prompt = _keyed(token_ids)
             keyed = clock()
-            async with self._admitted(prompt) as size:
+            with ExitStack() as holds:
+                size = await self._admit(prompt, holds)
                 admitted = clock()
                 placed = self._place(prompt, size)
                 chosen = clock()
@@ -218,8 +219,7 @@ class _Router:
             spent = [before + now for before, now in zip(spent, steps, strict=True)]
         return [each / ROUND / 1e3 for each in spent]
 
-    @asynccontextmanager
-    async def _admitted(self, prompt: Prompt) -> AsyncIterator[RequestSize]:
+    async def _admit(self, prompt: Prompt, holds: ExitStack) -> RequestSize:
         """What RouterCore does between keys and dispatch."""
         sampling = pb.SamplingParams(max_tokens=OUTPUT)
         largest = self._registry.largest_pool
@@ -228,10 +228,10 @@ class _Router:
         size = RequestSize.of(sampling, prompt.count, BLOCK_SIZE)
         check_fits(size, largest)
         admission = self._admitting.admission
-        with admission.slot(EVERYBODY):
-            deadline = time.monotonic() + 60.0
-            with closing(await admission.start(EVERYBODY, 0, size, deadline)):
-                yield size
+        holds.enter_context(admission.slot(EVERYBODY))
+        deadline = time.monotonic() + 60.0
+        holds.enter_context(closing(await admission.start(EVERYBODY, 0, size, deadline)))
+        return size
 
     def _place(self, prompt: Prompt, size: RequestSize) -> Placed:
         self._count += 1

@@ -1,4 +1,4 @@
-"""A router over one stub node, each a process of its own."""
+"""A router over one stub node, and a bare one beside it, each a process of its own."""
 
 import asyncio
 import os
@@ -21,8 +21,14 @@ MANY = 1 << 16  # requests in flight
 
 @dataclass(frozen=True, slots=True)
 class StubFleet:
-    router_pid: int
-    target: str  # host:port of the router's gRPC API
+    router: "StubRouter"
+    bare: "StubRouter"  # see BareRouter
+
+
+@dataclass(frozen=True, slots=True)
+class StubRouter:
+    pid: int
+    target: str  # host:port of its gRPC API
 
 
 @asynccontextmanager
@@ -31,12 +37,19 @@ async def stub_fleet() -> AsyncIterator[StubFleet]:
     with TemporaryDirectory() as directory:
         key_file = Path(directory) / "fleet-key"
         key_file.write_bytes(SECRET)
-        async with _child(_node) as (_, node_port), _child(_router, node_port, key_file) as router:
-            process, port = router
-            assert process.pid is not None
-            fleet = StubFleet(process.pid, f"127.0.0.1:{port}")
-            await _until_serving(fleet.target)
+        async with (
+            _child(_node) as (_, node_port),
+            _child(_router, node_port, key_file) as router,
+            _child(_bare_router, node_port) as bare,
+        ):
+            fleet = StubFleet(_stub_router(*router), _stub_router(*bare))
+            await _until_serving(fleet.router.target)
             yield fleet
+
+
+def _stub_router(process: BaseProcess, port: int) -> StubRouter:
+    assert process.pid is not None
+    return StubRouter(process.pid, f"127.0.0.1:{port}")
 
 
 @asynccontextmanager
@@ -80,6 +93,19 @@ def _node(pipe: Connection) -> None:
         await asyncio.Event().wait()
 
     _quietly(lambda: asyncio.run(serve()))
+
+
+def _bare_router(pipe: Connection, node_port: int) -> None:
+    import uvloop
+
+    from bench.bare_router import BareRouter
+
+    async def serve() -> None:
+        pipe.send(await BareRouter(f"127.0.0.1:{node_port}").start())
+        await asyncio.Event().wait()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve())
 
 
 def _router(pipe: Connection, node_port: int, key_file: Path) -> None:

@@ -21,6 +21,8 @@ FRAME_SECONDS = 0.01  # between two frames of a stream: tokens that do not come 
 STATE_SECONDS = 0.01  # between two states at least, as routers ask for
 HEARTBEAT = 0.3
 
+ADMITTED = "kvmesh-admitted"
+
 Context = grpc.aio.ServicerContext[object, object]
 
 
@@ -118,6 +120,7 @@ class StubNode(rpc.CacheNodeServicer):
 
     async def _stream(self, request: pb.NodeGenerateRequest, context: Context) -> None:
         self._last_sequence = max(self._last_sequence, request.dispatch_sequence)
+        await context.send_initial_metadata(((ADMITTED, "1"), ("kvmesh-node", self.info.name)))
         self._count(+1)
         try:
             for _ in range(request.sampling.max_tokens - 1):

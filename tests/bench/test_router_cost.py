@@ -1,9 +1,7 @@
 """What the router's benchmark measures, and that nothing is left behind."""
 
-import grpc
-
 from bench.figures import Spread
-from bench.proxy_cost import ProxyCost, _Load
+from bench.proxy_cost import Load, Passing, ProxyCost
 from bench.routing_cost import BLOCKS, RoutingCost, measure_mirror, measure_routing_cost
 from bench.stub_fleet import stub_fleet
 from bench.usage import family
@@ -26,17 +24,19 @@ def test_the_memory_of_a_mirror_is_that_of_its_entries():
 
 
 def test_goals_are_missed_by_what_is_too_slow():
-    slow, fast = Spread((90.0, 70.0)), Spread((55.0, 300.0))
-    assert [goal.met for goal in ProxyCost(slow, slow, slow).goals] == [False, True]
-    assert [goal.met for goal in ProxyCost(fast, fast, fast).goals] == [True, True]
+    slow, fast = (
+        Passing(each, each, each) for each in (Spread((90.0, 70.0)), Spread((55.0, 300.0)))
+    )
+    assert [goal.met for goal in ProxyCost(slow, fast).goals] == [False, True]
+    assert [goal.met for goal in ProxyCost(fast, slow).goals] == [True, True]
     assert isinstance(RoutingCost((), measure_mirror(1000)).as_json()["mirror"], dict)
 
 
-async def test_streams_and_leases_pass_through_a_real_router():
-    async with stub_fleet() as fleet, grpc.aio.insecure_channel(fleet.target) as channel:
-        load = _Load(fleet, channel)
-        await load.streams(8, 3)
-        await load.leases(8)
-        assert await load.cpu(lambda: load.streams(16, 5), 0.0) >= 0
-        await load.close()
-        assert len(family(fleet.router_pid)) == 1
+async def test_streams_and_leases_pass_through_a_real_router_and_a_bare_one():
+    async with stub_fleet() as fleet:
+        for router in (fleet.router, fleet.bare):
+            async with Load(router) as load:
+                await load.streams(8, 3)
+                await load.leases(8)
+                assert await load.cpu(lambda: load.streams(16, 5)) >= 0
+            assert len(family(router.pid)) == 1

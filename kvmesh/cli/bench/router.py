@@ -27,7 +27,8 @@ def router(
     Decisions are measured in one process, over an index in which 8 nodes hold all blocks of each
     prompt: block keys, admission, look-up, choice and reservation, without tokenising. Then a
     router's process before a stub node: 64 streams at once with a message every 10 ms each, and
-    leases from Route to the end of their stream.
+    leases, 64 at once, from Route to the end of their stream. In turns with it, what gRPC alone
+    takes of that: a process that makes the same calls and does nothing in them.
     """
     from bench.proxy_cost import measure_proxy_cost
     from bench.routing_cost import measure_routing_cost
@@ -47,10 +48,11 @@ def _report(routing: "RoutingCost", proxy: "ProxyCost") -> Report:
         rows.append([f"routing, {each.blocks} blocks", f"{each.total:.0f}", parts])
         fresh = f"{each.match_fresh:.1f} with keys just made"
         rows.append([f"match alone, {each.blocks} blocks", f"{each.match:.1f}", fresh])
+    router, bare = proxy.router, proxy.bare
     rows += [
-        _row("a proxied message", proxy.message),
-        _row("a request beside its messages", proxy.request),
-        _row("a lease, Route to end", proxy.lease),
+        _row("a proxied message", router.message, bare.message),
+        _row("a request beside its messages", router.request, bare.request),
+        _row("a lease, Route to end", router.lease, bare.lease),
         ["an update of the mirror", f"{1e6 / routing.mirror.updates_a_second:.2f}", "in steps"],
     ]
     size = f"{routing.mirror.bytes_an_entry:.0f} bytes an entry of a mirror of a million"
@@ -64,5 +66,9 @@ def _report(routing: "RoutingCost", proxy: "ProxyCost") -> Report:
     )
 
 
-def _row(name: str, spread: "Spread") -> list[str]:
-    return [name, f"{spread.least:.0f}", f"up to {spread.most:.0f}"]
+def _row(name: str, spread: "Spread", bare: "Spread") -> list[str]:
+    return [
+        name,
+        f"{spread.least:.0f}",
+        f"median {spread.median:.0f}, gRPC alone {bare.least:.0f} ({bare.median:.0f})",
+    ]
