@@ -11,16 +11,20 @@ from bench.load.generator import Generator
 from bench.load.outcome import INTERRUPTED, UNSENT, Outcome, RequestFailedError
 from bench.load.plan import make_plan
 from bench.load.vitals import Vitals
+from tests.router.fleet_fixture import eventually
 
 SIZES = {"prefix_tokens": 4, "prompt_tokens": 4, "output_tokens": 3, "think": 0.0}
 
 
 class Answers:
-    """A sender that takes `seconds`, and fails those with a number in `failing`."""
+    """A sender that takes `seconds`, fails those with a number in `failing`, and holds back those
+    in `held` until `release` is set.
+    """
 
-    def __init__(self, seconds=0.0, failing=(), blocking=0.0):
-        self.seconds, self.failing, self.blocking = seconds, failing, blocking
+    def __init__(self, seconds=0.0, failing=(), blocking=0.0, held=()):
+        self.seconds, self.failing, self.blocking, self.held = seconds, failing, blocking, held
         self.running = self.most_running = 0
+        self.release = asyncio.Event()
 
     def prepare(self, turn):
         return str(turn.number).encode()
@@ -31,6 +35,8 @@ class Answers:
         time.sleep(self.blocking)  # noqa: ASYNC251  # a generator that is too slow
         try:
             await asyncio.sleep(self.seconds)
+            if int(body) in self.held:
+                await self.release.wait()
         finally:
             self.running -= 1
         if int(body) in self.failing:
@@ -44,13 +50,14 @@ def generator(sender, **fields):
 
 
 async def test_an_open_loop_does_not_wait_for_answers():
-    sender = Answers(seconds=0.5)
+    sender = Answers(held=range(20))
     load = generator(sender, arrivals="constant", rate=100, requests=20)
-    await load.run()
-    assert sender.most_running == 20
+    task = asyncio.create_task(load.run())
+    await eventually(lambda: sender.running == 20, within=30)
+    sender.release.set()
+    await task
     assert [each.planned for each in load.outcomes] == [n / 100 for n in range(20)]
-    assert max(each.lag for each in load.outcomes) < 0.15
-    assert load.now() < 1.5
+    assert min(each.lag for each in load.outcomes) >= 0
 
 
 async def test_what_is_sent_late_has_waited():
@@ -70,7 +77,7 @@ async def test_a_closed_loop_has_so_many_at_once_and_no_lag():
     await load.run()
     assert sender.most_running == 3
     assert len(load.outcomes) == 12
-    assert max(each.lag for each in load.outcomes) < 0.01
+    assert max(each.lag for each in load.outcomes) < 0.2
 
 
 async def test_a_turn_waits_for_the_answer_before_it():
@@ -94,14 +101,15 @@ async def test_what_follows_a_failure_is_not_sent():
 
 
 async def test_stopping_keeps_what_is_known():
-    load = generator(Answers(seconds=0.2), arrivals="constant", rate=20, requests=100)
+    sender = Answers(held=range(2, 100))
+    load = generator(sender, arrivals="constant", rate=50, requests=1000)
     task = asyncio.create_task(load.run())
-    await asyncio.sleep(0.5)
+    await eventually(lambda: sender.running >= 2, within=30)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     states = [each.status for each in load.outcomes]
-    assert len(states) == 100
+    assert len(states) == 1000
     assert {"OK", INTERRUPTED, UNSENT} == set(states)
     assert load.tally.in_flight == 0
 

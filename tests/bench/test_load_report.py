@@ -233,8 +233,9 @@ async def test_a_fleet_under_load(tmp_path, transport):
             "--target", *target[transport], "--workload", "chat", "--rate", "40", "--think", "0",
             "--requests", "40", "--out", tmp_path,
         )  # fmt: skip
-    assert code == 0, output
+    assert code in (0, 2), output  # 2: the machine is too busy for figures to be trusted
     summary = read_summary(tmp_path / "result.json")
+    assert code == (2 if summary["invalid"] else 0)
     assert summary["requests"]["ok"] == 40
     assert summary["requests"]["short"] == 0
     assert summary["cache"]["cached_tokens"] > 0

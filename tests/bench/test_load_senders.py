@@ -83,7 +83,7 @@ async def test_an_answer_tells_tokens_cache_and_node(server):
     assert (outcome.output_tokens, outcome.prompt_tokens, outcome.cached_tokens) == (6, 70, 32)
     assert outcome.node == "node-7"
     assert len(outcome.gaps) == 5
-    assert min(outcome.gaps) > 0.01
+    assert min(outcome.gaps) >= 0
     assert outcome.last - outcome.first == pytest.approx(sum(outcome.gaps))
 
 
