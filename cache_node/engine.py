@@ -104,6 +104,10 @@ class Engine:
     def unpin(self, name: str) -> Future[bool]:
         return self.call(lambda: self._scheduler.memory.pins.unpin(name))
 
+    def clear_cache(self, pins: bool) -> Future[int]:
+        """Forgets what is cached, see `KvMemory.clear_cache`; how many blocks."""
+        return self.call(lambda: self._scheduler.memory.clear_cache(pins))
+
     def check_integrity(self) -> Future[tuple[list[str], Load]]:
         return self.call(lambda: (self._scheduler.check_integrity(), self.load()))
 

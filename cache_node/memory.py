@@ -170,6 +170,15 @@ class KvMemory:
             self.tier.rollback()
         self._launch_loads()
 
+    def clear_cache(self, pins: bool) -> int:
+        """Forgets what is cached and not held, in both tiers; with `pins`, what they hold too. How
+        many blocks that were.
+        """
+        if pins:
+            self.pins.clear()
+        below = self.tier.pool.clear_cache() if self.tier is not None else 0
+        return self.pool.clear_cache() + below
+
     def check_integrity(self, tables: Seq[Seq[int]], swapped: Seq[Seq[int]]) -> list[str]:
         """Violations, given all block tables and all that is swapped, between two steps."""
         loading = list(self.loads.tables()) if self.loads is not None else []

@@ -80,6 +80,11 @@ class Pins:
             self._pool.free(pin.blocks)
         return pin is not None
 
+    def clear(self) -> None:
+        """Lets all go."""
+        for name in list(self._pins):
+            self.unpin(name)
+
     def expire(self, now: float) -> None:
         gone = [name for name, p in self._pins.items() if p.expires is not None and p.expires < now]
         for name in gone:

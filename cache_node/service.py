@@ -150,8 +150,8 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
         if not request.pin_id:
             raise invalid("pin_id", "must not be empty, name the pin")
         if request.release:
-            await asyncio.wrap_future(self._engine.unpin(request.pin_id))
-            return pb.PinResponse()
+            released = await asyncio.wrap_future(self._engine.unpin(request.pin_id))
+            return pb.PinResponse(released=released)
         check_priority(request.priority)
         for place, key in enumerate(request.keys):
             if len(key) != KEY_BYTES:
@@ -160,6 +160,14 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
         ttl = request.ttl.ToMicroseconds() / 1e6 if request.HasField("ttl") else None
         pinned = self._engine.pin(request.pin_id, list(request.keys), request.priority, ttl)
         return pb.PinResponse(blocks=await asyncio.wrap_future(pinned))
+
+    @for_routers
+    async def ClearCache(
+        self, request: pb.NodeClearCacheRequest, context: Context
+    ) -> pb.NodeClearCacheResponse:
+        cleared = await asyncio.wrap_future(self._engine.clear_cache(request.pins))
+        log.info("cache_cleared", blocks=cleared, pins=request.pins)
+        return pb.NodeClearCacheResponse(cleared_blocks=cleared)
 
     @for_routers
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:

@@ -59,6 +59,10 @@ class Admission:
     def in_flight(self) -> int:
         return sum(self._places.values())
 
+    def tenant_named(self, name: str) -> Tenant:
+        """Everybody for an empty name. Raises INVALID_ARGUMENT for one that no tenant has."""
+        return self._tenants.named(name) if name else EVERYBODY
+
     def tenant_of(self, client: Iterable[Pair]) -> Tenant:
         """See TenantDirectory.tenant_of."""
         return self._tenants.tenant_of(client)

@@ -33,7 +33,9 @@ from router.ledger import Ledger
 from router.metrics import RouterMetrics
 from router.node import Node
 from router.node_names import PREFIX, Name
+from router.operations import Operations
 from router.placement import Placement
+from router.prefix_pins import PrefixPins
 from router.prompt import PromptReader
 from router.pulse import Pulse
 from router.registry import Registry
@@ -77,6 +79,7 @@ class RouterApp:
         self.admission = self._admitting.admission
         self.view = FleetView(self._registry, self.ledger, self._index)
         self._core = self._make_core()
+        self._operations = Operations(self._core, self._registry, Drain(self._registry), self._pins)
         self._grpc = grpc.aio.server(options=SERVER_OPTIONS)
         self._http = HttpFront(self._core, self.view, config, self._tls)
         self._health = health.aio.HealthServicer()
@@ -105,6 +108,7 @@ class RouterApp:
         sender = Sender(
             placement, self.ledger, self._router_id, self.metrics, self._config.patience
         )
+        self._pins = PrefixPins(self._registry, self._index, self._reader, sender)
         dispatcher = Dispatcher(sender, budget, self.metrics, self._config.resume_timeout)
         return RouterCore(
             self._fleet,
@@ -177,7 +181,7 @@ class RouterApp:
         services = {
             INFERENCE: InferenceFront(self._core, limit).handlers(),
             FLEET: FleetFront(
-                self._core, self.view, Drain(self._registry), self._admin, limit
+                self._core, self.view, self._operations, self._admin, limit
             ).handlers(),
         }
         for name, handlers in services.items():

@@ -103,6 +103,10 @@ class RouterCore:
             with self._admission.slot(tenant) if bounded else nullcontext():
                 yield tenant
 
+    def tenant_named(self, name: str) -> Tenant:
+        """Everybody for an empty name. Raises INVALID_ARGUMENT for one that no tenant has."""
+        return self._admission.tenant_named(name)
+
     def more_places(self, tenant: Tenant, count: int) -> AbstractContextManager[None]:
         """For a request that stands for `count` more than the one that arrived. Raises
         RESOURCE_EXHAUSTED, and INVALID_ARGUMENT for so many that there never is room.

@@ -9,16 +9,16 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from kvmesh.errors import Code, RequestError, abort
+from kvmesh.errors import RequestError, abort
 from kvmesh.v1 import fleet_pb2, inference_pb2
 from kvmesh.v1 import generate_pb2 as pb
 from router.admin import AdminRole
 from router.core import Caller, RouterCore
-from router.drain import Drain
 from router.failures import as_request_error
 from router.fleet_view import FleetView
 from router.node import WINDOW_BYTES
 from router.node_call import NodeError
+from router.operations import Operations
 from router.tenants import Tenant
 from router.wire import parse
 
@@ -48,8 +48,6 @@ SERVER_OPTIONS = (
 )
 
 INFERENCE, FLEET = "kvmesh.v1.Inference", "kvmesh.v1.Fleet"
-CHANGING = ("Drain", "PinPrefix", "UnpinPrefix", "ClearCache")
-"""Methods of Fleet that are for admins."""
 
 
 def served(
@@ -139,18 +137,23 @@ class FleetFront(_Front):
         self,
         core: RouterCore,
         view: FleetView,
-        drain: Drain,
+        operations: Operations,
         admin: AdminRole,
         max_request_bytes: int,
     ) -> None:
         super().__init__(core, max_request_bytes)
         self._view = view
-        self._drain = drain
+        self._operations = operations
         self._admin = admin
 
     def handlers(self) -> dict[str, Any]:
         served = {"ListNodes": self.list_nodes, "Explain": self.explain}
-        changing = {name: _later(name) for name in CHANGING} | {"Drain": self.drain}
+        changing = {
+            "Drain": self.drain,
+            "PinPrefix": self.pin_prefix,
+            "UnpinPrefix": self.unpin_prefix,
+            "ClearCache": self.clear_cache,
+        }
         guarded = {name: self._for_admins(name, handler) for name, handler in changing.items()}
         return {
             name: grpc.unary_unary_rpc_method_handler(handler)
@@ -179,27 +182,27 @@ class FleetFront(_Front):
         route = await self.core.explain(request, caller)
         return _serialized(fleet_pb2.ExplainResponse(route=route))
 
-    @served("drain", bounded=False, by_anybody=True)  # `handlers` sees to who may
+    # Of those that change something `handlers` sees to who may.
+
+    @served("drain", bounded=False, by_anybody=True)
     async def drain(self, raw: bytes, _context: Context, _tenant: Tenant) -> bytes:
         request = parse(raw, fleet_pb2.FleetDrainRequest, self._max)
-        if request.resume:
-            running = await self._drain.end(request.node)
-        else:
-            timed = request.HasField("timeout")
-            timeout = request.timeout.ToMicroseconds() / 1e6 if timed else None
-            running = await self._drain.begin(request.node, timeout, move=request.move)
-        return _serialized(fleet_pb2.FleetDrainResponse(running=running))
+        return _serialized(await self._operations.drain(request))
 
+    @served("pin_prefix", bounded=False, by_anybody=True)
+    async def pin_prefix(self, raw: bytes, _context: Context, _tenant: Tenant) -> bytes:
+        request = parse(raw, fleet_pb2.PinPrefixRequest, self._max)
+        return _serialized(await self._operations.pin_prefix(request))
 
-def unserved(method: str, instead: str) -> RequestError:
-    return RequestError(Code.UNIMPLEMENTED, f"{method} is not served by this version, {instead}")
+    @served("unpin_prefix", bounded=False, by_anybody=True)
+    async def unpin_prefix(self, raw: bytes, _context: Context, _tenant: Tenant) -> bytes:
+        request = parse(raw, fleet_pb2.UnpinPrefixRequest, self._max)
+        return _serialized(await self._operations.unpin_prefix(request))
 
-
-def _later(name: str) -> BytesHandler:
-    async def handler(_raw: bytes, context: Context) -> bytes:
-        await abort(context, unserved(name, "see the protos for what is"))
-
-    return handler
+    @served("clear_cache", bounded=False, by_anybody=True)
+    async def clear_cache(self, raw: bytes, _context: Context, _tenant: Tenant) -> bytes:
+        request = parse(raw, fleet_pb2.ClearCacheRequest, self._max)
+        return _serialized(await self._operations.clear_cache(request))
 
 
 def _serialized(message: Message) -> bytes:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from kvmesh.errors import Code, RequestError, unavailable
+from kvmesh.errors import Code, RequestError, invalid, unavailable
 from router.metadata import Pair, presented_key
 from router.tenant_source import TenantFile, TenantSource
 from router.tenants import EVERYBODY, Tenant, Tenants
@@ -59,6 +59,13 @@ class TenantDirectory:
                 f"api key: {problem}, send `Authorization: Bearer KEY` with the key of a tenant",
             )
         return tenant
+
+    def named(self, name: str) -> Tenant:
+        """Raises INVALID_ARGUMENT for a name that no tenant has."""
+        for tenant in self._tenants or ():
+            if tenant.name == name:
+                return tenant
+        raise invalid("tenant", f"no tenant is called {name[:200]!r}")
 
     async def run(self) -> None:
         """Follows the source for as long as the router lives."""

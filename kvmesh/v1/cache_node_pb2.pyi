@@ -781,20 +781,68 @@ class PinResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BLOCKS_FIELD_NUMBER: _builtins.int
+    RELEASED_FIELD_NUMBER: _builtins.int
     blocks: _builtins.int
     """How many, from the first on, are pinned now."""
+    released: _builtins.bool
+    """For a release: there was such a pin. False from a node of an older version."""
     def __init__(
         self,
         *,
         blocks: _builtins.int = ...,
+        released: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "released", b"released"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PinResponse: _TypeAlias = PinResponse  # noqa: Y015
+
+@_typing.final
+class NodeClearCacheRequest(_message.Message):
+    """What to forget."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PINS_FIELD_NUMBER: _builtins.int
+    pins: _builtins.bool
+    """Let all pins go first, so that their blocks are forgotten too."""
+    def __init__(
+        self,
+        *,
+        pins: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pins", b"pins"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeClearCacheRequest: _TypeAlias = NodeClearCacheRequest  # noqa: Y015
+
+@_typing.final
+class NodeClearCacheResponse(_message.Message):
+    """What was forgotten."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLEARED_BLOCKS_FIELD_NUMBER: _builtins.int
+    cleared_blocks: _builtins.int
+    """Blocks of all tiers."""
+    def __init__(
+        self,
+        *,
+        cleared_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared_blocks", b"cleared_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeClearCacheResponse: _TypeAlias = NodeClearCacheResponse  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):

@@ -71,6 +71,11 @@ class CacheNodeStub:
                 request_serializer=kvmesh_dot_v1_dot_cache__node__pb2.PinRequest.SerializeToString,
                 response_deserializer=kvmesh_dot_v1_dot_cache__node__pb2.PinResponse.FromString,
                 _registered_method=True)
+        self.ClearCache = channel.unary_unary(
+                '/kvmesh.v1.CacheNode/ClearCache',
+                request_serializer=kvmesh_dot_v1_dot_cache__node__pb2.NodeClearCacheRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_v1_dot_cache__node__pb2.NodeClearCacheResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/kvmesh.v1.CacheNode/Drain',
                 request_serializer=kvmesh_dot_v1_dot_cache__node__pb2.DrainRequest.SerializeToString,
@@ -142,6 +147,13 @@ class CacheNodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ClearCache(self, request, context):
+        """Forgets all cached blocks that neither a request nor a pin holds, in all tiers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Takes no new request from now on; running ones finish. Idempotent.
         """
@@ -193,6 +205,11 @@ def add_CacheNodeServicer_to_server(servicer, server):
                     servicer.Pin,
                     request_deserializer=kvmesh_dot_v1_dot_cache__node__pb2.PinRequest.FromString,
                     response_serializer=kvmesh_dot_v1_dot_cache__node__pb2.PinResponse.SerializeToString,
+            ),
+            'ClearCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearCache,
+                    request_deserializer=kvmesh_dot_v1_dot_cache__node__pb2.NodeClearCacheRequest.FromString,
+                    response_serializer=kvmesh_dot_v1_dot_cache__node__pb2.NodeClearCacheResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -395,6 +412,33 @@ class CacheNode:
             '/kvmesh.v1.CacheNode/Pin',
             kvmesh_dot_v1_dot_cache__node__pb2.PinRequest.SerializeToString,
             kvmesh_dot_v1_dot_cache__node__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvmesh.v1.CacheNode/ClearCache',
+            kvmesh_dot_v1_dot_cache__node__pb2.NodeClearCacheRequest.SerializeToString,
+            kvmesh_dot_v1_dot_cache__node__pb2.NodeClearCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -57,6 +57,8 @@ class CacheNodeStub:
     """Keeps cached blocks from being reused, or lets them go. Pins hold at most half of the pool, and
     a request that fits nowhere else takes their place.
     """
+    ClearCache: _grpc.UnaryUnaryMultiCallable[_cache_node_pb2.NodeClearCacheRequest, _cache_node_pb2.NodeClearCacheResponse]
+    """Forgets all cached blocks that neither a request nor a pin holds, in all tiers."""
     Drain: _grpc.UnaryUnaryMultiCallable[_cache_node_pb2.DrainRequest, _cache_node_pb2.DrainResponse]
     """Takes no new request from now on; running ones finish. Idempotent."""
     CheckIntegrity: _grpc.UnaryUnaryMultiCallable[_cache_node_pb2.CheckIntegrityRequest, _cache_node_pb2.CheckIntegrityResponse]
@@ -90,6 +92,8 @@ class CacheNodeAsyncStub(CacheNodeStub):
     """Keeps cached blocks from being reused, or lets them go. Pins hold at most half of the pool, and
     a request that fits nowhere else takes their place.
     """
+    ClearCache: _aio.UnaryUnaryMultiCallable[_cache_node_pb2.NodeClearCacheRequest, _cache_node_pb2.NodeClearCacheResponse]  # type: ignore[assignment]
+    """Forgets all cached blocks that neither a request nor a pin holds, in all tiers."""
     Drain: _aio.UnaryUnaryMultiCallable[_cache_node_pb2.DrainRequest, _cache_node_pb2.DrainResponse]  # type: ignore[assignment]
     """Takes no new request from now on; running ones finish. Idempotent."""
     CheckIntegrity: _aio.UnaryUnaryMultiCallable[_cache_node_pb2.CheckIntegrityRequest, _cache_node_pb2.CheckIntegrityResponse]  # type: ignore[assignment]
@@ -155,6 +159,13 @@ class CacheNodeServicer:
         """Keeps cached blocks from being reused, or lets them go. Pins hold at most half of the pool, and
         a request that fits nowhere else takes their place.
         """
+
+    def ClearCache(
+        self,
+        request: _cache_node_pb2.NodeClearCacheRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_node_pb2.NodeClearCacheResponse, _abc.Awaitable[_cache_node_pb2.NodeClearCacheResponse]]:
+        """Forgets all cached blocks that neither a request nor a pin holds, in all tiers."""
 
     def Drain(
         self,

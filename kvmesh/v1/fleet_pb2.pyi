@@ -299,10 +299,15 @@ class PinPrefixRequest(_message.Message):
     TTL_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     priority: _builtins.int
     """Among pins, larger stays longer. Range [-100, 100]."""
     nodes: _builtins.int
-    """On how many nodes. 0: where it is now, or one."""
+    """On how many nodes, as long as there are so many. 0: where it is now, or one."""
+    tenant: _builtins.str
+    """Whose cache: the name of a tenant. Empty: the one of everybody, and of the tenants that share theirs. An unknown one
+    gets INVALID_ARGUMENT.
+    """
     @_builtins.property
     def prefix(self) -> _generate_pb2.GenerateRequest:
         """The prefix; only its whole blocks are pinned."""
@@ -318,10 +323,11 @@ class PinPrefixRequest(_message.Message):
         ttl: _duration_pb2.Duration | None = ...,
         priority: _builtins.int = ...,
         nodes: _builtins.int = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "prefix", b"prefix", "priority", b"priority", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "prefix", b"prefix", "priority", b"priority", "tenant", b"tenant", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -336,6 +342,7 @@ class PinPrefixResponse(_message.Message):
     PIN_ID_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
     pin_id: _builtins.str
     """Name for UnpinPrefix."""
     blocks: _builtins.int
@@ -344,20 +351,51 @@ class PinPrefixResponse(_message.Message):
     def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the nodes that hold the pin."""
 
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeFailure]:
+        """Nodes that should hold it and do not."""
+
     def __init__(
         self,
         *,
         pin_id: _builtins.str = ...,
         blocks: _builtins.int = ...,
         nodes: _abc.Iterable[_builtins.str] | None = ...,
+        failures: _abc.Iterable[Global___NodeFailure] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "nodes", b"nodes", "pin_id", b"pin_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "failures", b"failures", "nodes", b"nodes", "pin_id", b"pin_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PinPrefixResponse: _TypeAlias = PinPrefixResponse  # noqa: Y015
+
+@_typing.final
+class NodeFailure(_message.Message):
+    """A node that could not do its part; what the others did stands."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """Name, or address as long as the node has not told its name."""
+    reason: _builtins.str
+    """In words."""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeFailure: _TypeAlias = NodeFailure  # noqa: Y015
 
 @_typing.final
 class UnpinPrefixRequest(_message.Message):
@@ -383,16 +421,29 @@ Global___UnpinPrefixRequest: _TypeAlias = UnpinPrefixRequest  # noqa: Y015
 
 @_typing.final
 class UnpinPrefixResponse(_message.Message):
-    """Has nothing to say."""
+    """Where it was let go."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    NODES_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the nodes that had the pin."""
+
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeFailure]:
+        """Nodes that could not be asked: should they come back with what they hold, they still have the pin."""
+
     def __init__(
         self,
+        *,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        failures: _abc.Iterable[Global___NodeFailure] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "nodes", b"nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -405,16 +456,20 @@ class ClearCacheRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_FIELD_NUMBER: _builtins.int
+    PINS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     """Empty: all nodes."""
+    pins: _builtins.bool
+    """Let all pins go first, so that their blocks are forgotten too."""
     def __init__(
         self,
         *,
         node: _builtins.str = ...,
+        pins: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "pins", b"pins"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -427,16 +482,28 @@ class ClearCacheResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CLEARED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
     cleared_blocks: _builtins.int
     """Blocks forgotten, all nodes together."""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the nodes that have forgotten theirs."""
+
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeFailure]:
+        """Nodes that could not be told."""
+
     def __init__(
         self,
         *,
         cleared_blocks: _builtins.int = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        failures: _abc.Iterable[Global___NodeFailure] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared_blocks", b"cleared_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared_blocks", b"cleared_blocks", "failures", b"failures", "nodes", b"nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

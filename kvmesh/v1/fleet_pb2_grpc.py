@@ -98,21 +98,23 @@ class FleetServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PinPrefix(self, request, context):
-        """Keeps a prefix in the cache of the fleet. UNIMPLEMENTED today.
+        """Keeps a prefix in the cache of the fleet: on nodes that hold it, or compute it first. The pin lives on the nodes: it
+        ends when its node does, and any router lets it go. UNAVAILABLE when no node could pin it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnpinPrefix(self, request, context):
-        """Gives a pinned prefix back to the cache's own judgement. UNIMPLEMENTED today.
+        """Gives a pinned prefix back to the cache's own judgement, on all nodes. NOT_FOUND when none has the pin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClearCache(self, request, context):
-        """Forgets all cached blocks that no request uses. UNIMPLEMENTED today.
+        """Forgets all cached blocks that neither a request nor a pin uses, in all tiers. NOT_FOUND for an unknown node, UNAVAILABLE
+        when no node could be told.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,11 +45,15 @@ class FleetStub:
     for one that is not there. The node drains until it is told to resume, whatever becomes of this call.
     """
     PinPrefix: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.PinPrefixRequest, _fleet_pb2.PinPrefixResponse]
-    """Keeps a prefix in the cache of the fleet. UNIMPLEMENTED today."""
+    """Keeps a prefix in the cache of the fleet: on nodes that hold it, or compute it first. The pin lives on the nodes: it
+    ends when its node does, and any router lets it go. UNAVAILABLE when no node could pin it.
+    """
     UnpinPrefix: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.UnpinPrefixRequest, _fleet_pb2.UnpinPrefixResponse]
-    """Gives a pinned prefix back to the cache's own judgement. UNIMPLEMENTED today."""
+    """Gives a pinned prefix back to the cache's own judgement, on all nodes. NOT_FOUND when none has the pin."""
     ClearCache: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ClearCacheRequest, _fleet_pb2.ClearCacheResponse]
-    """Forgets all cached blocks that no request uses. UNIMPLEMENTED today."""
+    """Forgets all cached blocks that neither a request nor a pin uses, in all tiers. NOT_FOUND for an unknown node, UNAVAILABLE
+    when no node could be told.
+    """
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
@@ -68,11 +72,15 @@ class FleetAsyncStub(FleetStub):
     for one that is not there. The node drains until it is told to resume, whatever becomes of this call.
     """
     PinPrefix: _aio.UnaryUnaryMultiCallable[_fleet_pb2.PinPrefixRequest, _fleet_pb2.PinPrefixResponse]  # type: ignore[assignment]
-    """Keeps a prefix in the cache of the fleet. UNIMPLEMENTED today."""
+    """Keeps a prefix in the cache of the fleet: on nodes that hold it, or compute it first. The pin lives on the nodes: it
+    ends when its node does, and any router lets it go. UNAVAILABLE when no node could pin it.
+    """
     UnpinPrefix: _aio.UnaryUnaryMultiCallable[_fleet_pb2.UnpinPrefixRequest, _fleet_pb2.UnpinPrefixResponse]  # type: ignore[assignment]
-    """Gives a pinned prefix back to the cache's own judgement. UNIMPLEMENTED today."""
+    """Gives a pinned prefix back to the cache's own judgement, on all nodes. NOT_FOUND when none has the pin."""
     ClearCache: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ClearCacheRequest, _fleet_pb2.ClearCacheResponse]  # type: ignore[assignment]
-    """Forgets all cached blocks that no request uses. UNIMPLEMENTED today."""
+    """Forgets all cached blocks that neither a request nor a pin uses, in all tiers. NOT_FOUND for an unknown node, UNAVAILABLE
+    when no node could be told.
+    """
 
 class FleetServicer:
     """What a router does for its operators. Methods that change the fleet are for admins: who presents an admin key
@@ -108,20 +116,24 @@ class FleetServicer:
         request: _fleet_pb2.PinPrefixRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.PinPrefixResponse, _abc.Awaitable[_fleet_pb2.PinPrefixResponse]]:
-        """Keeps a prefix in the cache of the fleet. UNIMPLEMENTED today."""
+        """Keeps a prefix in the cache of the fleet: on nodes that hold it, or compute it first. The pin lives on the nodes: it
+        ends when its node does, and any router lets it go. UNAVAILABLE when no node could pin it.
+        """
 
     def UnpinPrefix(
         self,
         request: _fleet_pb2.UnpinPrefixRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.UnpinPrefixResponse, _abc.Awaitable[_fleet_pb2.UnpinPrefixResponse]]:
-        """Gives a pinned prefix back to the cache's own judgement. UNIMPLEMENTED today."""
+        """Gives a pinned prefix back to the cache's own judgement, on all nodes. NOT_FOUND when none has the pin."""
 
     def ClearCache(
         self,
         request: _fleet_pb2.ClearCacheRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.ClearCacheResponse, _abc.Awaitable[_fleet_pb2.ClearCacheResponse]]:
-        """Forgets all cached blocks that no request uses. UNIMPLEMENTED today."""
+        """Forgets all cached blocks that neither a request nor a pin uses, in all tiers. NOT_FOUND for an unknown node, UNAVAILABLE
+        when no node could be told.
+        """
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

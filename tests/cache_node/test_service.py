@@ -303,7 +303,34 @@ async def test_a_prefix_is_pinned_by_key_and_let_go(live):
     pinned = await live.stub.Pin(pb.PinRequest(pin_id="system", keys=[*keys, b"?" * 16]))
     assert pinned.blocks == 4
     assert (await live.stub.CheckIntegrity(pb.CheckIntegrityRequest())).held_blocks == 4
-    await live.stub.Pin(pb.PinRequest(pin_id="system", release=True))
+    released = await live.stub.Pin(pb.PinRequest(pin_id="system", release=True))
+    again = await live.stub.Pin(pb.PinRequest(pin_id="system", release=True))
+    assert (released.released, again.released) == (True, False)
+
+
+async def test_a_cleared_cache_holds_what_is_pinned_or_in_use_and_nothing_else(live):
+    pinned, other = tokens(64, 3), tokens(64, 4)
+    for prompt in (pinned, other):
+        await live.generate(prompt)
+    info = live.node.info
+    root = root_key(info.key_scheme, info.model_fingerprint, "", b"")
+    keys = block_keys(root, pack_tokens(pinned), info.key_scheme.block_size)
+    await live.stub.Pin(pb.PinRequest(pin_id="system", keys=keys))
+    running = live.call(tokens(64, 5), max_tokens=400, ignore_eos=True)
+    await running.read()
+    watch = live.stub.WatchState(pb.WatchStateRequest(router_id="a", include_events=True))
+    await watch.read()
+    cleared = await live.stub.ClearCache(pb.NodeClearCacheRequest())
+    assert cleared.cleared_blocks >= 4
+    running.cancel()
+    state = await watch.read()
+    while not state.HasField("events"):  # routers hear of it
+        state = await watch.read()
+    watch.cancel()
+    found = [(await live.generate(prompt)).cached_tokens for prompt in (pinned, other)]
+    assert found == [63, 0]
+    await live.stub.ClearCache(pb.NodeClearCacheRequest(pins=True))
+    assert (await live.generate(pinned)).cached_tokens == 0
 
 
 @pytest.mark.parametrize(

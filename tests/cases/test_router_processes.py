@@ -27,12 +27,12 @@ from tests.router.node_process import ROOT, NodeProcess
 from tests.router.process_fleet import requests_on, router_processes, until
 from tests.router.test_generate_grpc import request, text_of
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 Code = grpc.StatusCode
 NAMES = ("node-0", "node-1", "node-2")
-BLOCKS = 256  # of each node
-LARGE = 3600  # tokens of an output that a node has room for once
+BLOCKS = 200  # of each node
+LARGE = 2900  # tokens of an output that a node has room for once
 FREE = who("free")
 STREAM = "{kvmesh:0}:events"
 
@@ -136,6 +136,16 @@ async def knows(router, prompt, node):
     return (await cached_on(router, prompt)).get(node) == (len(prompt) - 1) // 16 * 16
 
 
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "field"), [("x" * 3300, 1, "prompt"), ("x" * 100, 3200, "max_tokens")]
+)
+async def test_a1_a2_what_no_pool_can_hold_is_refused_at_once(fleet, prompt, tokens, field):
+    for router in fleet.routers:
+        refused = await refusal(router, prompt=prompt, tokens=tokens)
+        assert (refused.code, refused.field) == (Code.INVALID_ARGUMENT, field)
+        assert text_of(await ask(router)) == "hello"
+
+
 async def test_r1_r14_two_routers_spread_one_system_prompt(fleet):
     system = "r1" * 128
     (first,) = await served_by(fleet, [system])
@@ -203,18 +213,27 @@ async def has_mode(router, node, mode):
     return await router.mode(node) == mode
 
 
-async def test_r4_a_cut_state_stream_is_made_good(fleet):
+@pytest.mark.parametrize("feed", ["redis", "direct"])
+async def test_r4_a_cut_state_stream_is_made_good(fleet, feed):
     """One router loses a node, which goes on changing through the other."""
     cut, witness = fleet.routers
+    if feed == "direct":
+        fleet.to_redis.shut()
+        await until(lambda: knows_anew(cut, f"told by the nodes {feed}"))
     fleet.to_node.shut()
     await until(lambda: gone(cut, "node-0"))
-    prompts = [f"cut {number} " * 8 for number in range(6)]
+    prompts = [f"cut {feed} {number} " * 8 for number in range(6)]
     assert "node-0" in await served_by(SimpleNamespace(routers=(witness, witness)), prompts)
     assert {(await ask(cut))[-1].summary.node for _ in range(6)} <= {"node-1", "node-2"}
     fleet.to_node.open()
     await until(lambda: cut.up("node-0"))
     await until(lambda: has_mode(cut, "node-0", "exact"))
     await until(lambda: agree(cut, witness))
+
+
+async def knows_anew(router, prompt):
+    """Whether what it sends now comes into its index."""
+    return await knows(router, prompt, await one_of(router, prompt))
 
 
 async def agree(one, other):
@@ -299,7 +318,7 @@ import grpc
 from kvmesh.v1 import generate_pb2 as pb, inference_pb2_grpc
 target, stub = sys.argv[1:]
 metadata = (("authorization", "Bearer key-free"), ("x-stub", stub))
-sampling = pb.SamplingParams(max_tokens=3600)
+sampling = pb.SamplingParams(max_tokens=2900)
 with grpc.insecure_channel(target) as channel:
     call = inference_pb2_grpc.InferenceStub(channel).Generate(
         pb.GenerateRequest(text="leave", sampling=sampling), metadata=metadata

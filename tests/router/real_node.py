@@ -13,9 +13,10 @@ from tests.tiny_model import save_tiny
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def save_model(directory: Path) -> Path:
-    """With the tokenizer of the stub nodes: each byte is a token."""
-    save_tiny(directory, vocab_size=tiny_model.VOCAB_SIZE, eos_token_id=tiny_model.END)
+def save_model(directory: Path, **changes: object) -> Path:
+    """With the tokenizer of the stub nodes: each byte is a token. `changes` as of save_tiny."""
+    fields = {"vocab_size": tiny_model.VOCAB_SIZE, "eos_token_id": tiny_model.END, **changes}
+    save_tiny(directory, **fields)
     for name, content in tiny_model.tokenizer_files().items():
         (directory / name).write_bytes(content)
     return directory
@@ -41,13 +42,19 @@ class RealNode:
         )
         self.address = self._ready()["address"]
 
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
     def close(self) -> None:
         self._process.send_signal(signal.SIGKILL)
         self._process.communicate()
 
     def _ready(self) -> dict:
         assert self._process.stderr is not None
+        told = []
         for line in self._process.stderr:
             if line.startswith("{") and (entry := json.loads(line))["event"] == "ready":
                 return entry
-        raise AssertionError("the node has not started")
+            told.append(line)
+        self.close()
+        raise AssertionError("".join(["the node has not started\n", *told]))

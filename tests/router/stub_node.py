@@ -85,6 +85,8 @@ class StubNode(rpc.CacheNodeServicer):
         self.frames = 0
         self.port = 0
         self.held: set[bytes] = set()
+        self.pins: dict[str, tuple[pb.PinRequest, list[bytes]]] = {}
+        self.pin_room = self.num_blocks
         self.changed: set[asyncio.Event] = set()
         self.silent = False
         self.with_events: bool | None = None
@@ -277,6 +279,27 @@ class StubNode(rpc.CacheNodeServicer):
     async def _fail(self, context, code: str, where: str) -> None:
         error = RequestError(grpc.StatusCode[code], f"scripted {where}", retry_after=0.5)
         await abort(context, error)
+
+    async def Pin(self, request, context):  # noqa: N802
+        """As a node does that may pin `pin_room` blocks."""
+        if request.release:
+            return pb.PinResponse(released=self.pins.pop(request.pin_id, None) is not None)
+        leading = list(itertools.takewhile(self.held.__contains__, request.keys))
+        if len(leading) > self.pin_room:
+            leading = []
+        if leading:
+            self.pins[request.pin_id] = (request, leading)
+        return pb.PinResponse(blocks=len(leading))
+
+    async def ClearCache(self, request, context):  # noqa: N802
+        if request.pins:
+            self.pins.clear()
+        kept = {key for _, keys in self.pins.values() for key in keys}
+        cleared = len(self.held - kept)
+        self.held &= kept
+        self.log.append([Cleared(), *(Stored(key, pb.TIER_GPU) for key in kept)])
+        self.notify()
+        return pb.NodeClearCacheResponse(cleared_blocks=cleared)
 
     async def Drain(self, request, context):  # noqa: N802
         self.draining = not request.resume

@@ -59,20 +59,6 @@ async def test_explain_reserves_nothing_and_names_who_is_left_out():
         assert from_rpc_error(caught.value).field == "prompt"
 
 
-async def test_what_comes_later_is_unimplemented():
-    async with running_fleet(StubNode()) as fleet:
-        calls = {
-            "PinPrefix": fleet_pb2.PinPrefixRequest(),
-            "UnpinPrefix": fleet_pb2.UnpinPrefixRequest(),
-            "ClearCache": fleet_pb2.ClearCacheRequest(),
-        }
-        for method, message in calls.items():
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await getattr(fleet.fleet, method)(message)
-            assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
-            assert method in caught.value.details()
-
-
 async def test_health_follows_the_nodes():
     async with running_fleet(StubNode()) as fleet:
         health = health_pb2_grpc.HealthStub(fleet.channel)
