@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.load.measures import Summary
+from bench.plotting import COLOURS, GREY, headless_pyplot, save, style
 
-COLOURS = ("#2563eb", "#d97706", "#059669", "#b91c1c", "#7c3aed", "#0891b2", "#4b5563", "#be185d")
-GREY = "#6b7280"
 LATENCY_NAMES = {"ttft": "time to first token", "itl": "between two tokens", "e2e": "end to end"}
 MOST_NODES = 8  # with a line each
 
@@ -17,37 +16,15 @@ Plot = Callable[[Summary], Any]
 
 def draw_plots(summary: Summary, directory: Path) -> list[Path]:
     """PNGs, in the order in which they are read. Raises ImportError without matplotlib."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = headless_pyplot()
     made = []
-    with plt.rc_context(_style()):
+    with plt.rc_context(style()):
         for name, title, plot in PLOTS:
             figure = plot(summary)
-            if figure is None:
-                continue
-            figure.suptitle(f"{title}: {summary['name']}", fontsize=12, fontweight="bold")
-            made.append(directory / f"{name}.png")
-            figure.savefig(made[-1], dpi=110)
-            plt.close(figure)
+            if figure is not None:
+                made.append(directory / f"{name}.png")
+                save(figure, made[-1], f"{title}: {summary['name']}")
     return made
-
-
-def _style() -> Any:
-    return {
-        "font.size": 10,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.color": "#e5e7eb",
-        "axes.edgecolor": "#9ca3af",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlesize": 10.5,
-        "legend.frameon": False,
-        "figure.constrained_layout.use": True,
-    }
 
 
 def _latencies(summary: Summary) -> Any:
@@ -66,8 +43,8 @@ def _latencies(summary: Summary) -> Any:
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
         if values[-1] > 20 * values[0]:
             _logarithmic(ax, values)
-        for share, style in (("p50", ":"), ("p99", "--")):
-            _mark(ax, 1e3 * summary["latency"][name][share], style, GREY, share)
+        for share, dashes in (("p50", ":"), ("p99", "--")):
+            _mark(ax, 1e3 * summary["latency"][name][share], dashes, GREY, share)
         if name != "itl":  # that of the SLO is a mean
             _mark_slo(ax, slo[name], values[-1])
         ax.legend(loc="best", fontsize=8.5, frameon=True, edgecolor="none", framealpha=0.9)

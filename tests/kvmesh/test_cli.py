@@ -36,6 +36,7 @@ def taken_port():
 
 def test_the_commands_are_these():
     assert sorted(ALL) == [
+        "bench all",
         "bench baselines",
         "bench engine",
         "bench failover",

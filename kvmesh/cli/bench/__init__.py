@@ -15,6 +15,7 @@ from kvmesh.cli.bench import (
     routing,
     soak,
     step,
+    suite,
     ttft,
 )
 
@@ -29,6 +30,7 @@ def bench() -> None:
 
 
 app.command("ttft")(ttft.ttft)
+app.command("all")(suite.suite)
 app.command("baselines")(baselines.baselines)
 app.command("engine")(engine.engine)
 app.command("generator")(generator.generator)

@@ -33,14 +33,15 @@ def baselines(
     from cache_node.model.source import find_model
 
     directory = find_model(DEFAULT_MODEL, None, lambda _stage, _fraction: None)
-    tell(_report(compare_baselines(directory, QUICK if quick else FULL, _say)), as_json=as_json)
+    tell(report(compare_baselines(directory, QUICK if quick else FULL, _say)), as_json=as_json)
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _report(found: "Comparison") -> Report:
+def report(found: "Comparison") -> Report:
+    """The table."""
     from statistics import median
 
     rows = [

@@ -28,10 +28,11 @@ def memory(
     """
     from bench.memory import measure_waste
 
-    tell(_report(measure_waste(requests, seed), requests, seed), as_json=as_json)
+    tell(report(measure_waste(requests, seed), requests, seed), as_json=as_json)
 
 
-def _report(wastes: "list[Waste]", requests: int, seed: int) -> Report:
+def report(wastes: "list[Waste]", requests: int, seed: int) -> Report:
+    """The table."""
     from dataclasses import asdict
 
     from bench.figures import Goal

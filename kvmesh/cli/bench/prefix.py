@@ -12,7 +12,7 @@ from kvmesh.cli.errors import fail
 
 if TYPE_CHECKING:
     from bench.figures import Goal
-    from bench.load.prefix import Loads, Measure, Pair
+    from bench.load.prefix import Loads, Measure, Pair, Size
 
 
 def prefix(
@@ -48,11 +48,17 @@ def prefix(
     64th of the lengths. With caching TTFT should be 0.3 of that without at most, throughput 1.5
     times at least; prefix-aware should be first in both median TTFT and hit tokens.
     """
-    from bench.load.prefix import FULL, QUICK, compare_caching, compare_routing
+    from bench.load.prefix import FULL, QUICK
 
     if part == "routing" and trace is None:
         raise typer.BadParameter("routing is compared on a --trace")
-    size = QUICK if quick else FULL
+    tell(measured(QUICK if quick else FULL, trace, out=out, part=part), as_json=as_json)
+
+
+def measured(size: "Size", trace: Path | None, *, out: Path | None, part: str = "all") -> Report:
+    """The table of both comparisons; of the first alone without a trace."""
+    from bench.load.prefix import compare_caching, compare_routing
+
     measure = _measure(out)
     sides: dict[str, Mapping[str, Any]] = {}
     goals: list[Goal] = []
@@ -69,7 +75,7 @@ def prefix(
             take(("prefix-aware", "round-robin"), compare_routing(measure, size, trace))
     except (OSError, ValueError) as error:
         fail(str(error))
-    tell(_report(sides, goals), as_json=as_json)
+    return report(sides, goals)
 
 
 def _measure(out: Path | None) -> "Measure":
@@ -108,7 +114,8 @@ COLUMNS = {
 """Labels of measures, and how this table calls them."""
 
 
-def _report(sides: Mapping[str, Mapping[str, Any]], goals: "list[Goal]") -> Report:
+def report(sides: Mapping[str, Mapping[str, Any]], goals: "list[Goal]") -> Report:
+    """The table."""
     from bench.figures import Goal
     from bench.load.measures import MEASURES
 

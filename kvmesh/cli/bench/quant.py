@@ -51,14 +51,15 @@ def quant(
         fail(str(error))
     if plot is not None:
         _draw(result, plot)
-    tell(_report(result), as_json=as_json)
+    tell(report(result), as_json=as_json)
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _report(result: "QuantResult") -> Report:
+def report(result: "QuantResult") -> Report:
+    """The table."""
     from dataclasses import asdict
 
     rows = [

@@ -37,20 +37,23 @@ def tell(report: Report, *, as_json: bool) -> None:
     """Prints the report with machine, commit and command. Ends the command with exit code 2 when a
     goal was missed.
     """
-    command = " ".join(["kvmesh", *sys.argv[1:]])
     if as_json:
         goals = [goal.as_json() for goal in report.goals]
-        machine = describe_machine()
-        typer.echo(
-            json.dumps({**report.data, "goals": goals, "machine": machine, "command": command})
-        )
+        about = {"goals": goals, "machine": describe_machine(), "command": command_line()}
+        typer.echo(json.dumps({**report.data, **about}))
     else:
-        _print(report, command)
+        show(report)
+        console = Console(highlight=False)
+        for goal in report.goals:
+            console.print(escape(str(goal)), style="green" if goal.met else "bold red")
+        console.print(machine_line(), style="dim")
+        console.print(escape(f"command: {command_line()}"), style="dim")
     if not all(goal.met for goal in report.goals):
         raise typer.Exit(MISSED)
 
 
-def _print(report: Report, command: str) -> None:
+def show(report: Report) -> None:
+    """Prints the table and its notes alone."""
     console = Console(highlight=False)
     table = Table(title=report.title)
     for number, column in enumerate(report.columns):
@@ -60,8 +63,13 @@ def _print(report: Report, command: str) -> None:
     console.print(table)
     for note in report.notes:
         console.print(escape(note))
-    for goal in report.goals:
-        console.print(escape(str(goal)), style="green" if goal.met else "bold red")
-    machine = describe_machine()
-    console.print(" · ".join(f"{name}: {value}" for name, value in machine.items()), style="dim")
-    console.print(escape(f"command: {command}"), style="dim")
+
+
+def machine_line() -> str:
+    """What a figure was measured on, and the commit."""
+    return " · ".join(f"{name}: {value}" for name, value in describe_machine().items())
+
+
+def command_line() -> str:
+    """What was called."""
+    return " ".join(["kvmesh", *sys.argv[1:]])
