@@ -1,5 +1,6 @@
 """`kvmesh load`: a load test, and two of them beside each other."""
 
+from asyncio import CancelledError
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -47,6 +48,8 @@ def load(config: LoadConfig) -> None:
         run = _run(config, plan)
     except (OSError, ValueError) as error:  # ConnectionError is an OSError
         fail(str(error))
+    except CancelledError:  # before the first request: there is nothing to tell
+        raise typer.Exit(INTERRUPTED) from None
     directory = config.out or Path("kvmesh-load", datetime.now().strftime("%Y%m%d-%H%M%S"))  # noqa: DTZ005  # for whoever looks for it
     try:
         summary = write_report(run, directory)

@@ -269,6 +269,26 @@ async def test_an_interrupted_load_still_writes_its_report(tmp_path):
     assert (tmp_path / "report.html").exists()
 
 
+async def test_a_load_that_is_stopped_before_it_began_says_nothing(tmp_path):
+    connected, release = asyncio.Event(), asyncio.Event()
+
+    async def never_answer(_reader, writer):
+        connected.set()
+        await release.wait()
+        writer.close()
+
+    async with await asyncio.start_server(never_answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        code, output = await kvmesh_load(
+            "--target", f"http://127.0.0.1:{port}", "--out", tmp_path / "none",
+            stop_after=connected.wait,
+        )  # fmt: skip
+        release.set()
+    assert code == 130
+    assert "Traceback" not in output
+    assert not (tmp_path / "none").exists()
+
+
 async def test_a_generator_that_cannot_keep_up_exits_with_2(tmp_path):
     async with http_server() as (url, _):
         code, output = await kvmesh_load(
