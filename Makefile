@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.kvmesh-installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-large lint kernels-static protos load-test bench soak soak-node clean
+.PHONY: help install demo serve test test-large compose-test lint kernels-static protos load-test bench soak soak-node clean
 
 help: ## Show what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' \
@@ -38,6 +38,9 @@ test: install ## Run all tests, two files at a time
 
 test-large: install ## Run the tests that download a second real model
 	$(BIN)/python -m pytest -m large $(ARGS)
+
+compose-test: install ## Build and start compose.yaml, and test the fleet: scale, kill, restart
+	compose/test.sh $(BIN)/python $(ARGS)
 
 lint: install ## Check style, types, import rules, and that stubs and contract fit the protos
 	$(BIN)/ruff check .

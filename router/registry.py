@@ -36,10 +36,9 @@ class Registry:
         """A node that nothing is known of yet. With TLS its certificate is for the host `certified`
         when that is not the address's.
         """
-        options = CHANNEL_OPTIONS
-        if certified is not None:
-            options = (*options, ("grpc.ssl_target_name_override", certified))
-        node = Node(address, open_aio_channel(address, self._credentials, options), address)
+        override = [("grpc.ssl_target_name_override", certified)] if certified is not None else []
+        channel = open_aio_channel(address, self._credentials, [*CHANNEL_OPTIONS, *override])
+        node = Node(address, channel, address)
         self.nodes.append(node)
         return node
 

@@ -1,6 +1,6 @@
 """`kvmesh health`: whether a router or a node serves, for scripts and containers."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,10 +34,9 @@ def health(
     except ValueError as error:
         fail(str(error))
     with open_channel(target, credentials) as channel:
+        check: Any = health_pb2_grpc.HealthStub(channel).Check  # type: ignore[attr-defined]
         try:
-            reply = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=timeout
-            )
+            reply = check(health_pb2.HealthCheckRequest(), timeout=timeout)
         except grpc.RpcError as error:
             fail(f"{target}: {error.code().name}: {error.details()}")
     word = health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)

@@ -1,0 +1,137 @@
+"""The fleet of compose.yaml, on a real engine: see `make compose-test`."""
+
+import threading
+
+import httpx
+import pytest
+
+from kvmesh.client import Client
+from tests.compose.project import START, Project
+from tests.e2e.serving import poll
+
+pytestmark = [pytest.mark.compose, pytest.mark.timeout(2400)]
+
+PREFIX = "You are the guide of a museum of clocks, and you know each of them by heart. " * 12
+LONG = {"prompt": "Count up: one, two, three,", "max_tokens": 400, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def project():
+    with Project() as project:
+        yield project
+
+
+@pytest.fixture
+def client(project):
+    with Client(project.grpc_target, timeout=120) as client:
+        yield client
+
+
+def chat(project, question):
+    reply = httpx.post(
+        f"{project.http_url}/v1/chat/completions",
+        json={
+            "model": "",
+            "messages": [
+                {"role": "system", "content": PREFIX},
+                {"role": "user", "content": question},
+            ],
+            "max_tokens": 8,
+        },
+        timeout=120,
+        trust_env=False,
+    )
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def cached(reply):
+    return reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def all_up(project, count):
+    return project.healths().count("UP") == count
+
+
+def test_both_nodes_are_found(project):
+    poll(lambda: all_up(project, 2), 60)
+
+
+def test_the_second_request_with_the_same_prefix_hits(project):
+    assert cached(chat(project, "What is the oldest?")) == 0
+    poll(lambda: indexed(project), 30)
+    assert cached(chat(project, "What is the newest?")) > 200
+
+
+def indexed(project):
+    with Client(project.grpc_target, timeout=10) as client:
+        return any(node.indexed_blocks > 10 for node in client.list_nodes())
+
+
+def test_over_grpc_it_hits_too(client):
+    done = client.generate(
+        messages=[
+            {"role": "system", "content": PREFIX},
+            {"role": "user", "content": "Which one strikes?"},
+        ],
+        max_tokens=4,
+    ).result()
+    assert done.usage.cached.gpu > 200
+
+
+def test_a_third_node_is_found(project):
+    project.up("--scale", "cache-node=3", "--no-recreate")
+    poll(lambda: all_up(project, 3), START)
+
+
+def test_a_stream_goes_on_when_its_node_is_killed(project, client):
+    undisturbed = client.generate(**LONG).result().text
+    stream = client.generate(**LONG)
+    events = iter(stream)
+    for _ in range(5):
+        next(events)
+    killed = stream.so_far.route.node  # a node has the name of its container
+    project.docker("kill", killed)
+    done = stream.result()
+    assert done.text == undisturbed
+    assert done.summary.node != killed
+    poll(lambda: all_up(project, 2), 30)
+
+
+def test_requests_go_on_while_redis_starts_again(project):
+    answers, stop = [], threading.Event()
+
+    def ask():
+        while not stop.is_set():
+            answers.append(chat(project, "What is the loudest?"))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        project.compose("restart", "redis")
+        before = len(answers)
+        poll(lambda: len(answers) >= before + 2, 60)
+    finally:
+        stop.set()
+        asking.join()
+    poll(lambda: indexed(project), 60)
+    assert cached(chat(project, "What is the smallest?")) > 200
+
+
+def test_prometheus_scrapes_every_process(project):
+    def up():
+        reply = httpx.get(
+            f"{project.prometheus_url}/api/v1/query", params={"query": "up == 1"}, trust_env=False
+        )
+        jobs = [each["metric"]["job"] for each in reply.json()["data"]["result"]]
+        return jobs.count("router") == 1 and jobs.count("cache-node") == 2
+
+    poll(up, 60)
+
+
+def test_a_container_writes_nowhere_but_to_its_volume(project):
+    for service in ("router", "cache-node"):
+        container = project.containers(service)[0]
+        shown = project.docker("inspect", "--format", "{{.HostConfig.ReadonlyRootfs}}", container)
+        assert shown.strip() == "true"
+        assert project.docker("exec", container, "id", "-u").strip() == "10001"
