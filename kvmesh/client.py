@@ -121,6 +121,36 @@ class Client:
             )
         return list(reply.nodes)
 
+    def pin_prefix(
+        self,
+        prefix: pb.GenerateRequest,
+        *,
+        nodes: int = 0,
+        ttl: float | None = None,
+        priority: int = 0,
+        tenant: str = "",
+    ) -> fleet_pb2.PinPrefixResponse:
+        """Keeps a prefix in the cache, see Fleet.PinPrefix; `ttl` in seconds. For admins."""
+        request = fleet_pb2.PinPrefixRequest(
+            prefix=prefix, nodes=nodes, priority=priority, tenant=tenant
+        )
+        if ttl is not None:
+            request.ttl.FromNanoseconds(int(ttl * 1e9))
+        with _errors():
+            return self._fleet.PinPrefix(request, timeout=self._timeout, metadata=self._who)
+
+    def unpin_prefix(self, pin_id: str) -> fleet_pb2.UnpinPrefixResponse:
+        """Lets a pin go on all nodes. For admins."""
+        request = fleet_pb2.UnpinPrefixRequest(pin_id=pin_id)
+        with _errors():
+            return self._fleet.UnpinPrefix(request, timeout=self._timeout, metadata=self._who)
+
+    def clear_cache(self, node: str = "", *, pins: bool = False) -> fleet_pb2.ClearCacheResponse:
+        """Forgets what is cached, on one node or on all. For admins."""
+        request = fleet_pb2.ClearCacheRequest(node=node, pins=pins)
+        with _errors():
+            return self._fleet.ClearCache(request, timeout=self._timeout, metadata=self._who)
+
     def close(self) -> None:
         """Ends all running requests."""
         self._channel.close()

@@ -10,6 +10,7 @@ from cache_node.config import NodeConfig
 from kvmesh import __version__
 from kvmesh.cli import (
     bench,
+    cache,
     chat,
     demo,
     explain,
@@ -85,6 +86,7 @@ app.command("demo", rich_help_panel=LEARN)(demo.demo)
 app.command("load", help=load.HELP, rich_help_panel=LEARN)(
     as_command(LoadConfig, LOAD_FLAGS, load.load)
 )
+app.add_typer(cache.app, name="cache", rich_help_panel=ASK)
 app.add_typer(bench.app, name="bench", rich_help_panel=LEARN)
 
 
