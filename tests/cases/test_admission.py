@@ -17,6 +17,7 @@ from router.start_gate import StartGate
 from tests.redis_fixture import redis_server  # noqa: F401
 from tests.router.admission_fixture import tenants_file, waiting, who
 from tests.router.fleet_fixture import eventually, running_fleet
+from tests.router.process_fleet import router_processes, until
 from tests.router.real_node import RealNode, save_model
 from tests.router.stub_node import Script, StubNode
 from tests.router.test_admission import FULL, eventually_waiting, start
@@ -138,6 +139,7 @@ REQUEST = {"max_tokens": 64, "ignore_eos": True, "temperature": 0.0}
 def strict_node(tmp_path_factory):
     node = RealNode(
         save_model(tmp_path_factory.mktemp("model")),
+        node_name="node-0",
         scheduling_policy="strict",
         num_blocks=CAPACITY * 6 + 2,
         max_num_seqs=16,
@@ -188,14 +190,16 @@ class Load:
 
 
 async def test_under_three_times_the_load_a_modest_tenant_keeps_its_goodput(strict_node, tmp_path):
-    """And what the node has let in is never preempted. Paced by what is served, not by a clock."""
+    """Beside a greedy one that asks for seven times as much; what the node has let in is never
+    preempted. Router and node are processes. Paced by what is served, not by a clock.
+    """
     tenants = tenants_file(tmp_path, greedy={}, modest={})
     limits = {"tenants": tenants, "max_queue": 4 * CAPACITY}
-    async with running_fleet(addresses=(strict_node.address,), up=0, **limits) as fleet:
-        await eventually(lambda: fleet.app.view.serving, 5)
-        load = Load(fleet, 240)
+    async with router_processes(1, [strict_node.address], **limits) as (router,):
+        await until(lambda: router.up("node-0"))
+        load = Load(router, 240)
         await load.run()
-        node = fleet.app.view.nodes()[0].load
+        node = (await router.nodes())["node-0"].load
         assert load.outcomes["modest", "OK"] >= 0.9 * load.sent["modest"]
         assert load.outcomes["greedy", "RESOURCE_EXHAUSTED"] > load.sent["greedy"] / 2
         assert load.outcomes["greedy", "OK"] > load.sent["greedy"] / 5  # the rest is its
