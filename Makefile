@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.kvmesh-installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-large compose-test lint kernels-static protos load-test bench soak soak-node clean
+.PHONY: help install demo serve test test-large compose-test lint kernels-static protos metrics load-test bench soak soak-node clean
 
 help: ## Show what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' \
@@ -42,12 +42,13 @@ test-large: install ## Run the tests that download a second real model
 compose-test: install ## Build and start compose.yaml, and test the fleet: scale, kill, restart
 	compose/test.sh $(BIN)/python $(ARGS)
 
-lint: install ## Check style, types, import rules, and that stubs and contract fit the protos
+lint: install ## Check style, types, import rules, stubs and contract, and the table of metrics
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python protos/generate.py --check
+	$(BIN)/python -m kvmesh.cli.metrics_table --check
 
 kernels-static: install ## Compile the Triton kernels for four chips and compare with the reviewed table
 	$(BIN)/python -m kernels.triton.static $(ARGS)
@@ -57,6 +58,9 @@ protos: install ## Regenerate the stubs in kvmesh/v1 from protos/
 
 load-test: install ## Load a fleet of its own for a minute, and write a report with plots
 	$(BIN)/kvmesh load $(ARGS)
+
+metrics: install ## Write docs/metrics.md from what the code registers
+	$(BIN)/python -m kvmesh.cli.metrics_table
 
 bench: install ## Measure cold and warm time to first token
 	$(BIN)/kvmesh bench ttft $(ARGS)

@@ -1,6 +1,6 @@
 """Prints what pyproject.toml asks for, so that an image installs it before the code changes.
 
-    python requirements.py [EXTRA]...
+python requirements.py [EXTRA]...
 """
 
 import sys
