@@ -17,7 +17,7 @@ TABLE = Path(__file__).parents[2] / "docs" / "metrics.md"
 HEAD = """# Metrics
 
 Every process tells Prometheus under `/metrics`: a router on its HTTP port, a cache node on
-`--metrics-port`. Times are in seconds. This file is made by `make metrics` from what the code registers.
+`--metrics-port`. Times are in seconds. `make metrics` writes this file from the code.
 """
 ROUTER = """
 ## Router
