@@ -147,13 +147,13 @@ async def test_a1_a2_what_no_pool_can_hold_is_refused_at_once(fleet, prompt, tok
 
 
 async def test_r1_r14_two_routers_spread_one_system_prompt(fleet):
-    system = "r1" * 128
+    """One node could hold all of them, and has the prefix when they come."""
+    system = "r1" * 32
     (first,) = await served_by(fleet, [system])
     await until_known(fleet, system, first)
-    prompts = [f"{system} user {number}" for number in range(36)]
-    served = await served_by(fleet, prompts, tokens=12, stub="prefill=0.05 per_token=0.01")
-    assert set(served) == set(NAMES)
-    assert max(served.values()) <= 24  # of 36; all of them hold it soon
+    prompts = [f"{system} user {number}" for number in range(30)]
+    served = await served_by(fleet, prompts, tokens=12, stub="prefill=0.3")
+    assert max(served.values()) <= 24, served
 
 
 async def test_r2_r14_two_routers_without_a_prefix_do_not_herd(fleet):
