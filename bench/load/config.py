@@ -1,6 +1,7 @@
 """What a load is: where it goes, what is asked, when, and how it is judged."""
 
 from dataclasses import asdict, dataclass
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,9 @@ class LoadConfig:
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the flag."""
+        for name, value in asdict(self).items():
+            if isinstance(value, float) and isnan(value):
+                raise ValueError(f"--{name.replace('_', '-')} must be a number")
         for name in ("rate", "speed", "length_scale", "timeout"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"--{name.replace('_', '-')} must be above 0")
@@ -94,8 +98,10 @@ class LoadConfig:
     def vocabulary(self) -> range:
         """Token ids that prompts are made of."""
         low, colon, high = self.token_ids.partition(":")
-        if not (colon and low.isdigit() and high.isdigit() and int(low) < int(high)):
+        if not (colon and low.isdecimal() and high.isdecimal() and int(low) < int(high)):
             raise ValueError(f"--token-ids must be LOW:HIGH, is {self.token_ids}")
+        if int(high) > 1 << 32:
+            raise ValueError(f"--token-ids must be 32-bit numbers, is {self.token_ids}")
         return range(int(low), int(high))
 
     @property

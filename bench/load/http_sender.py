@@ -45,7 +45,7 @@ class HttpSender:
             if answer.status != 200:
                 raise ConnectionError(f"/v1/models at {self._host}:{self._port}: {_why(answer)}")
             self._model = json.loads(b"\n".join(lines))["data"][0]["id"]
-        except (HttpError, OSError, TimeoutError, ValueError, LookupError) as error:
+        except (HttpError, OSError, ValueError, LookupError, TypeError) as error:
             where = f"{self._host}:{self._port}"
             raise ConnectionError(f"no OpenAI-compatible server at {where}: {error}") from error
 
@@ -122,15 +122,22 @@ class _Reader:
             self._error = event.error
         if event.usage:
             self._counted = True
-            self._outcome.output_tokens = event.usage["completion_tokens"]
-            self._outcome.prompt_tokens = event.usage.get("prompt_tokens")
-            self._outcome.cached_tokens = event.cached_tokens
+            self._outcome.output_tokens = _count(event.usage["completion_tokens"])
+            self._outcome.prompt_tokens = _count(event.usage.get("prompt_tokens") or 0) or None
+            self._outcome.cached_tokens = _count(event.cached_tokens)
 
     def finish(self) -> None:
         if self._error is not None:
             raise RequestFailedError("error in the stream", self._error)
         if self._outcome.first is None and not self._counted:
             raise RequestFailedError("INCOMPLETE", "the stream ended without a token")
+
+
+def _count(tokens: object) -> int:
+    """What a server says that it counted. Raises ValueError for what cannot be that."""
+    if not isinstance(tokens, int) or tokens < 0:
+        raise ValueError(f"usage of {tokens!r} tokens")
+    return tokens
 
 
 def _why(answer: LineStream) -> str:

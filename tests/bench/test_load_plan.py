@@ -189,8 +189,11 @@ def test_what_is_no_trace_is_named(tmp_path, name):
     ("fields", "named"),
     [
         ({"rate": 0}, "--rate"),
+        ({"rate": float("nan")}, "--rate"),
+        ({"slo_e2e": float("nan")}, "--slo-e2e"),
         ({"trace": "t", "arrivals": "closed"}, "--arrivals"),
         ({"token_ids": "9:3"}, "--token-ids"),
+        ({"token_ids": f"9:{(1 << 32) + 1}"}, "--token-ids"),
         ({"target": "host:1", "fleet": "host:2"}, "--fleet"),
     ],
 )

@@ -101,6 +101,12 @@ async def test_a_grpc_status_is_told():
         (response(event({"error": {"message": "no"}})), "error in the stream"),
         (response(b""), "INCOMPLETE"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", "broken answer"),
+        (response(event({"usage": {"completion_tokens": None}})), "broken answer"),
+        (response(event({"usage": {"completion_tokens": "4"}})), "broken answer"),
+        (
+            response(event({"usage": {"completion_tokens": 4, "prompt_tokens": float("nan")}})),
+            "broken answer",
+        ),
         (b"nonsense\r\n\r\n", "broken answer"),
         (b"", "broken answer"),
     ],
@@ -127,6 +133,19 @@ async def test_nobody_there_is_said_before_the_load(target, monkeypatch):
     monkeypatch.setattr("bench.load.grpc_sender.CONNECT", 0.3)
     with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:1"):
         await ask(target)
+
+
+@pytest.mark.parametrize("models", [b"[]", b"5", b'{"data": null}', b'{"data": [1]}', b"<html>"])
+async def test_what_is_no_list_of_models_is_said_before_the_load(models):
+    async def answer(_reader, writer):
+        writer.write(response(models))
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ConnectionError, match=f"no OpenAI-compatible server .*{port}"):
+            await ask(f"http://127.0.0.1:{port}")
 
 
 LINES = [b"data: one", b"data: two", b"rest"]
