@@ -62,8 +62,8 @@ load-test: install ## Load a fleet of its own for a minute, and write a report w
 metrics: install ## Write docs/metrics.md from what the code registers
 	$(BIN)/python -m kvmesh.cli.metrics_table
 
-bench: install ## Measure cold and warm time to first token
-	$(BIN)/kvmesh bench ttft $(ARGS)
+bench: install ## Compare memory, caching and routing with other ways to serve; QUICK=1: in three minutes
+	$(BIN)/kvmesh bench all $(if $(QUICK),--quick) $(ARGS)
 
 soak: install ## 20 minutes of load on three nodes, one of which fails every 10 s: nobody may notice
 	$(BIN)/kvmesh bench failover $(ARGS)
