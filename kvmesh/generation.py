@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import grpc
 
-from kvmesh.errors import from_rpc_error
+from kvmesh.errors import RequestError, from_rpc_error
 from kvmesh.packing import unpack_tokens
 from kvmesh.v1 import generate_pb2 as pb
 
@@ -45,16 +45,24 @@ class Generation:
 
     def __init__(self, call: Any) -> None:
         self._call = call
+        self._frames = iter(call)  # one: each new one of a DirectCall would be a request more
+        self._failure: RequestError | None = None
         self._started = time.perf_counter()
         self._done = Completion()
 
     def __iter__(self) -> Iterator[Event]:
-        """Raises RequestError when the request fails, at whatever point."""
+        """Raises RequestError when the request fails, at whatever point, and from then on."""
+        if self._failure is not None:
+            raise self._failure
         try:
-            for frame in self._call:
+            for frame in self._frames:
                 yield from self._read(frame)
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            self._failure = from_rpc_error(error)
+            raise self._failure from None
+        except RequestError as error:
+            self._failure = error
+            raise
 
     def result(self) -> Completion:
         """The whole answer, what has been iterated included. Raises RequestError."""

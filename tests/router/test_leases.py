@@ -184,6 +184,35 @@ async def test_the_client_streams_from_the_node_by_itself(fleet):
     assert count(fleet, "granted") == 2
 
 
+async def test_what_was_iterated_is_not_asked_for_again(fleet):
+    def work(client):
+        whole = client.generate("abc", max_tokens=4)
+        assert len(list(whole)) == 4
+        part = client.generate("abc", max_tokens=4)
+        assert next(iter(part)).text == "a"
+        return whole.result(), part.result()
+
+    assert [done.text for done in await use(fleet, work)] == ["abca", "abca"]
+    assert count(fleet, "granted") == 2
+
+
+async def test_a_failure_stays_one(fleet):
+    for node in fleet.nodes:
+        node.script = Script(fail_after=2)
+
+    def work(client):
+        failed = client.generate("abc", max_tokens=4)
+        codes = []
+        for _ in range(2):
+            with pytest.raises(RequestError) as caught:
+                failed.result()
+            codes.append(caught.value.code)
+        return failed.so_far.text, codes
+
+    assert await use(fleet, work) == ("ab", [Code.INTERNAL] * 2)
+    assert count(fleet, "granted") == 1
+
+
 async def test_the_client_takes_another_route_when_a_node_is_full_or_gone(fleet):
     for change in ({"full": True}, {"fail_before": "UNAVAILABLE"}):
         for node in fleet.nodes:
