@@ -56,7 +56,12 @@ async def world(tmp_path_factory):
         router_processes(1, [nodes[0].address, *others], redis=redis.url, **flags) as (two,),
     ):
         yield SimpleNamespace(
-            redis=redis, nodes=nodes, to_redis=to_redis, to_node=to_node, routers=(one, two)
+            redis=redis,
+            nodes=nodes,
+            to_redis=to_redis,
+            to_node=to_node,
+            routers=(one, two),
+            flags=flags,
         )
     for node in nodes:
         node.close()
@@ -454,6 +459,25 @@ async def test_r14_concurrency_holds_over_both_routers(fleet):
 async def test_r14_rates_hold_over_both_routers(fleet):
     work = [code(ask(fleet.routers[n % 2], tenant="hasty")) for n in range(30)]
     assert Counter(await asyncio.gather(*work)) == {Code.OK: 10, Code.RESOURCE_EXHAUSTED: 20}
+
+
+async def test_r14_a_router_that_is_killed_takes_nothing_along_but_its_streams(fleet):
+    """One more joins, knows at once what is cached where, and dies with a stream."""
+    prompts = [f"r14 joined {number} " * 6 for number in range(3)]
+    holders = {prompt: await one_of(fleet.routers[0], prompt) for prompt in prompts}
+    addresses = [node.address for node in fleet.nodes]
+    async with router_processes(1, addresses, redis=fleet.redis.url, **fleet.flags) as (third,):
+        await until(lambda: third.up(*NAMES))
+        for prompt, holder in holders.items():
+            await until(lambda p=prompt, h=holder: knows(third, p, h))
+        lost = asyncio.create_task(code(ask(third, "lost", 100, "per_token=0.05")))
+        await until(lambda: requests_running(fleet, 1))
+        going_on = asyncio.create_task(ask(fleet.routers[0], "goes on", 70, "per_token=0.02"))
+        await until(lambda: requests_running(fleet, 2))
+        third.signal(signal.SIGKILL)
+        assert await lost == Code.UNAVAILABLE
+        assert text_of(await going_on) == "goes on" * 10
+        await until(lambda: all_free(fleet), 1)
 
 
 async def test_r14_a_full_fleet_is_overrun_by_neither(fleet):
