@@ -17,7 +17,7 @@ class Project:
     """A context manager: up and healthy on entry; nothing of it is left on exit."""
 
     def __init__(self) -> None:
-        http, grpc, prometheus = free_ports("127.0.0.1", 3)
+        http, grpc, prometheus, alertmanager = free_ports("127.0.0.1", 4)
         self.name = f"kvmesh-test-{uuid.uuid4().hex[:8]}"
         self.http_url = f"http://127.0.0.1:{http}"
         self.grpc_target = f"127.0.0.1:{grpc}"
@@ -26,6 +26,7 @@ class Project:
             "KVMESH_HTTP_PORT": str(http),
             "KVMESH_GRPC_PORT": str(grpc),
             "KVMESH_PROMETHEUS_PORT": str(prometheus),
+            "KVMESH_ALERTMANAGER_PORT": str(alertmanager),
             "KVMESH_DTYPE": "float32",  # so that another node goes on with the very same tokens
             "KVMESH_KV_CACHE_BYTES": str(512 << 20),
         }
@@ -50,10 +51,10 @@ class Project:
 
     def compose(self, *arguments: str, timeout: float = STEP) -> str:
         command = ("docker", "compose", "--project-name", self.name)
-        return self._run(*command, *arguments, timeout=timeout)
+        return run(*command, *arguments, timeout=timeout, environment=self._environment)
 
     def docker(self, *arguments: str) -> str:
-        return self._run("docker", *arguments, timeout=STEP)
+        return run("docker", *arguments, timeout=STEP)
 
     def containers(self, service: str) -> list[str]:
         """Their ids, which begin with the names of the nodes in them."""
@@ -68,11 +69,13 @@ class Project:
             found = [fleet_pb2.NodeHealth.Name(node.health) for node in client.list_nodes()]
         return [word.removeprefix("NODE_HEALTH_") for word in found]
 
-    def _run(self, *command: str, timeout: float) -> str:
-        done = subprocess.run(
-            command, cwd=ROOT, env=self._environment, timeout=timeout,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        printed = f"{done.stdout[-8000:]}\n{done.stderr[-8000:]}"
-        assert done.returncode == 0, f"{' '.join(command)}:\n{printed}"
-        return done.stdout
+
+def run(*command: str, timeout: float, environment: dict[str, str] | None = None) -> str:
+    """What it printed; AssertionError with all of it when it fails."""
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, timeout=timeout, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    printed = f"{done.stdout[-8000:]}\n{done.stderr[-8000:]}"
+    assert done.returncode == 0, f"{' '.join(command)}:\n{printed}"
+    return done.stdout

@@ -7,6 +7,7 @@ import pytest
 
 from kvmesh.client import Client
 from tests.compose.project import START, Project
+from tests.compose.test_rules import RULES
 from tests.e2e.serving import poll
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(2400)]
@@ -127,6 +128,14 @@ def test_prometheus_scrapes_every_process(project):
         return jobs.count("router") == 1 and jobs.count("cache-node") == 2
 
     poll(up, 60)
+
+
+def test_the_rules_are_loaded_and_alerts_reach_the_manager(project):
+    def get(path):
+        return httpx.get(f"{project.prometheus_url}/api/v1/{path}", trust_env=False).json()["data"]
+
+    assert sum(len(group["rules"]) for group in get("rules")["groups"]) == len(RULES)
+    poll(lambda: len(get("alertmanagers")["activeAlertmanagers"]) == 1, 60)
 
 
 def test_a_container_writes_nowhere_but_to_its_volume(project):
