@@ -4,7 +4,9 @@ import asyncio
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from threading import Thread
 
 import structlog
 
@@ -29,7 +31,8 @@ class _Found:
 
 
 class Discovery:
-    """Every address that the names resolve to is a node of the registry, watched from then on.
+    """Every address that the names resolve to is a node of the registry, watched from then on,
+    unless it is one of the configuration already.
 
     A name that no longer lists a node says nothing of its health: it is forgotten when it is also
     away, for GRACE seconds.
@@ -68,8 +71,9 @@ class Discovery:
             else:
                 self._failing.discard(name)
                 listed |= dict.fromkeys(addresses, name.host)
+        known = {node.address for node in self._registry.nodes}
         for address, host in listed.items():
-            if address not in self._found:
+            if address not in known:
                 node = self._registry.add(address, host)
                 self._found[address] = _Found(node, self._watch(node))
         if not self._failing:
@@ -97,10 +101,25 @@ class Discovery:
 
 
 async def look_up(host: str, port: int) -> list[str]:
-    """host:port of each address, IPv6 in brackets."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [
-        f"[{place[0]}]:{port}" if family == socket.AF_INET6 else f"{place[0]}:{port}"
-        for family, _, _, _, place in found
-    ]
+    """host:port of each address, IPv6 in brackets. Raises OSError.
+
+    On a thread of its own, which nobody waits for at the end: a resolver may take half a minute.
+    """
+    answer: Future[list[str]] = Future()
+    answer.set_running_or_notify_cancel()
+    Thread(target=_answer, args=(answer, host, port), name=f"look up {host}", daemon=True).start()
+    return await asyncio.wrap_future(answer)
+
+
+def _answer(answer: Future[list[str]], host: str, port: int) -> None:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        answer.set_result([_address(family, str(place[0]), port) for family, *_, place in found])
+    except OSError as error:
+        answer.set_exception(error)
+    except Exception as error:  # noqa: BLE001  # UnicodeError: an empty or a long label
+        answer.set_exception(OSError(f"{host}: {error}"))
+
+
+def _address(family: int, ip: str, port: int) -> str:
+    return f"[{ip}]:{port}" if family == socket.AF_INET6 else f"{ip}:{port}"

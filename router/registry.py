@@ -74,13 +74,17 @@ class Registry:
         )
 
     def accept(self, node: Node, info: pb.NodeInfo) -> None:
-        """What a member of the fleet said of itself. It is UP once `set_health` says so."""
+        """What a member of the fleet said of itself: its name is taken from here on. It is UP once
+        `set_health` says so.
+        """
         if info.epoch != node.epoch:
             node.breaker.reset()
             for listener in self._on_join:
                 listener(node)
         node.name, node.num_blocks, node.epoch = info.name, info.num_blocks, info.epoch
         node.max_num_seqs = info.max_num_seqs
+        if not node.accepted:
+            self.set_health(node, Health.NODE_HEALTH_CONNECTING)
 
     def set_health(self, node: Node, health: Health.ValueType, detail: str = "") -> None:
         changed = node.health != health

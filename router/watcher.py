@@ -105,6 +105,8 @@ class Watcher:
             raise NodeLost(Health.NODE_HEALTH_REFUSED, reason)
         if (other := self._registry.name_taken(info.name, self._node)) is not None:
             reason = f"its name {info.name} is that of {other.address}: give each node its own"
+            if other.epoch == info.epoch:
+                reason = f"it is {info.name} at another address, which is used at {other.address}"
             raise NodeLost(Health.NODE_HEALTH_REFUSED, reason)
         self._registry.accept(self._node, info)
         self._retry = FIRST_RETRY
