@@ -21,6 +21,8 @@ def health(
 
         kvmesh health
         kvmesh health 10.0.0.5:50061
+
+    A router serves while any of its nodes takes requests.
     """
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
