@@ -1,11 +1,14 @@
 """Keeps prefixes in the caches of nodes, where an operator wants them."""
 
+import asyncio
 import time
 import uuid
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from typing import Any
 
 import structlog
+from grpc import aio
 
 from kvmesh.errors import Code, RequestError, exhausted, invalid
 from kvmesh.v1 import cache_node_pb2 as pb
@@ -48,6 +51,7 @@ class PrefixPins:
         self._index = index
         self._reader = reader
         self._sender = sender
+        self._forgetting: set[asyncio.Task[Any]] = set()
 
     async def pin(
         self, request: fleet_pb2.PinPrefixRequest, model: Model, tenant: Tenant
@@ -68,7 +72,11 @@ class PrefixPins:
         )
         job = _job(asked, prompt, model)
         nodes = self._nodes(keys, request.nodes)
-        pinned, failures = await each_node(nodes, lambda node: self._pin(node, wanted, job))
+        try:
+            pinned, failures = await each_node(nodes, lambda node: self._pin(node, wanted, job))
+        except asyncio.CancelledError:  # the client has left: nobody will ever know its name
+            self._forget(nodes, wanted.pin_id)
+            raise
         log.info("pinned", pin=wanted.pin_id, nodes=list(pinned), failed=len(failures))
         if not pinned:
             raise none_did(failures)
@@ -80,11 +88,10 @@ class PrefixPins:
         """Raises NOT_FOUND when no node has the pin, UNAVAILABLE when none can say."""
         if not pin_id:
             raise invalid("pin_id", "must not be empty, send what PinPrefix answered")
-        release = pb.PinRequest(pin_id=pin_id, release=True)
         answers, failures = await each_node(
-            self._registry.nodes, lambda node: _stub(node).Pin(release, timeout=PATIENCE)
+            self._registry.nodes, lambda node: _release(node, pin_id)
         )
-        released = [name for name, answer in answers.items() if answer.released]
+        released = [name for name, had in answers.items() if had]
         if not answers:
             raise none_did(failures)
         if not released:
@@ -106,6 +113,15 @@ class PrefixPins:
         return ranked[:count] if count else (holders or ranked[:1])
 
     async def _pin(self, node: Node, wanted: pb.PinRequest, job: Job) -> int:
+        """All of it or nothing."""
+        try:
+            return await self._pin_whole(node, wanted, job)
+        except (RequestError, aio.AioRpcError):
+            with suppress(aio.AioRpcError):
+                await _release(node, wanted.pin_id)
+            raise
+
+    async def _pin_whole(self, node: Node, wanted: pb.PinRequest, job: Job) -> int:
         """The node is the authority on what it holds: it is asked first."""
         stub = _stub(node)
         blocks = (await stub.Pin(wanted, timeout=PATIENCE)).blocks
@@ -113,14 +129,19 @@ class PrefixPins:
             await self._compute(node, job)
             blocks = (await stub.Pin(wanted, timeout=PATIENCE)).blocks
         if blocks < len(wanted.keys):
-            release = pb.PinRequest(pin_id=wanted.pin_id, release=True)
-            await stub.Pin(release, timeout=PATIENCE)
             raise exhausted(
                 f"holds {blocks} of {len(wanted.keys)} blocks: its cache, or the half of its pool "
                 "that pins may take, is full",
                 FULL_RETRY,
             )
         return blocks
+
+    def _forget(self, nodes: Sequence[Node], pin_id: str) -> None:
+        """Lets it go, behind the back of a caller that is cancelled."""
+        work = each_node(nodes, lambda node: _release(node, pin_id))
+        task = asyncio.create_task(work)
+        self._forgetting.add(task)
+        task.add_done_callback(self._forgetting.discard)
 
     async def _compute(self, node: Node, job: Job) -> None:
         others = {each.address for each in self._registry.nodes if each is not node}
@@ -165,6 +186,12 @@ def _check_ttl(request: fleet_pb2.PinPrefixRequest) -> None:
         seconds = request.ttl.ToMicroseconds() / 1e6
         if not 0 < seconds <= LONGEST:
             raise invalid("ttl", f"must be in (0, {LONGEST:g}] seconds, is {seconds:g}")
+
+
+async def _release(node: Node, pin_id: str) -> bool:
+    """Whether it had such a pin."""
+    release = pb.PinRequest(pin_id=pin_id, release=True)
+    return (await _stub(node).Pin(release, timeout=PATIENCE)).released
 
 
 def _stub(node: Node) -> "rpc.CacheNodeAsyncStub":

@@ -105,6 +105,21 @@ async def test_a_node_that_cannot_pin_is_told_and_holds_no_half_of_it():
         await eventually(lambda: fleet.idle)
 
 
+async def test_half_a_prefix_stays_pinned_neither_by_a_failure_nor_by_a_client_that_leaves():
+    node = StubNode()
+    async with running_fleet(node) as fleet:
+        await answer(fleet, request(PREFIX[:40]))
+        node.script = Script(fail_before="INVALID_ARGUMENT")
+        assert (await refused(pin(fleet))).code == Code.UNAVAILABLE
+        assert not node.pins
+        node.script = Script(prefill=30)
+        leaving = asyncio.ensure_future(pin(fleet))
+        await eventually(lambda: node.running)
+        assert node.pins
+        leaving.cancel()
+        await eventually(lambda: not node.pins and fleet.idle)
+
+
 async def test_a_pin_is_let_go_by_any_router():
     async with running_fleet(*three()) as fleet:
         pinned = await pin(fleet, nodes=2)
