@@ -16,7 +16,7 @@ import grpc
 
 from kvmesh.certificates import CertificateFiles
 from kvmesh.direct import DirectCall
-from kvmesh.errors import RequestError, from_rpc_error
+from kvmesh.errors import RequestError, from_rpc_error, invalid
 from kvmesh.generation import Completion, Event, Generation
 from kvmesh.make_request import Message, chat_of, make_request
 from kvmesh.packing import pack_tokens, unpack_tokens
@@ -135,7 +135,10 @@ class Client:
             prefix=prefix, nodes=nodes, priority=priority, tenant=tenant
         )
         if ttl is not None:
-            request.ttl.FromNanoseconds(int(ttl * 1e9))
+            try:
+                request.ttl.FromNanoseconds(int(ttl * 1e9))
+            except (ValueError, OverflowError) as error:
+                raise invalid("ttl", f"must be a time in seconds, is {ttl:g}") from error
         with _errors():
             return self._fleet.PinPrefix(request, timeout=self._timeout, metadata=self._who)
 

@@ -22,7 +22,8 @@ def make_request(
     """A request from exactly one form of prompt and any fields of GenerateRequest (model, priority,
     explain …) and of SamplingParams (max_tokens, temperature, seed, stop …).
 
-    Raises RequestError for a prompt given twice or not at all, TypeError for an unknown field.
+    Raises RequestError for a prompt given twice, not at all, or of bytes that are no text, and
+    TypeError for an unknown field.
     """
     if sum(each is not None for each in (prompt, messages, token_ids)) != 1:
         raise invalid("prompt", "give exactly one of prompt, messages, token_ids")
@@ -30,12 +31,15 @@ def make_request(
     own = {name: value for name, value in fields.items() if name in names}
     rest = {name: value for name, value in fields.items() if name not in names}
     request = pb.GenerateRequest(**own, sampling=_sampling(rest))
-    if messages is not None:
-        request.chat.CopyFrom(chat_of(messages))
-    elif token_ids is not None:
-        request.token_ids = pack_tokens(token_ids)
-    else:
-        request.text = prompt or ""
+    try:
+        if messages is not None:
+            request.chat.CopyFrom(chat_of(messages))
+        elif token_ids is not None:
+            request.token_ids = pack_tokens(token_ids)
+        else:
+            request.text = prompt or ""
+    except UnicodeEncodeError as error:  # surrogates, which bytes of no text have become
+        raise invalid("prompt", f"must be text in UTF-8, {error.reason}") from error
     return request
 
 

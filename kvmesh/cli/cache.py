@@ -70,8 +70,8 @@ def pin(
     from kvmesh.cli.ask import explain
     from kvmesh.errors import RequestError
 
-    asked = _prefix(sys.stdin.read() if prefix == "-" else prefix, chat)
     try:
+        asked = _prefix(sys.stdin.read() if prefix == "-" else prefix, chat)
         with connect(router, api_key, tls, (tls_ca, tls_cert, tls_key), timeout=TIMEOUT) as client:
             pinned = client.pin_prefix(
                 asked, nodes=nodes, ttl=ttl, priority=priority, tenant=tenant

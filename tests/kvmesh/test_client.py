@@ -105,4 +105,15 @@ def test_a_request_is_checked_before_it_is_sent():
         make_request("a", max_token=5)
     with pytest.raises(RequestError, match="sampling"):
         make_request("a", max_tokens=-1)
+    for wrong in ({"prompt": "\udcff"}, {"messages": [{"role": "user", "content": "\udcff"}]}):
+        with pytest.raises(RequestError, match="prompt: must be text"):
+            make_request(**wrong)
     assert list(make_request("a", stop="x").sampling.stop) == ["x"]
+
+
+@pytest.mark.parametrize("ttl", [float("nan"), float("inf"), 1e30, -1.0])
+async def test_a_pin_for_no_time_is_refused(fleet, ttl):
+    prefix = make_request("a" * 64)
+    with pytest.raises(RequestError) as caught:
+        await use(fleet, lambda client: client.pin_prefix(prefix, ttl=ttl))
+    assert (caught.value.code, caught.value.field) == (Code.INVALID_ARGUMENT, "ttl")
