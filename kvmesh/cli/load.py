@@ -1,5 +1,6 @@
 """`kvmesh load`: a load test, and two of them beside each other."""
 
+import os
 from asyncio import CancelledError
 from contextlib import suppress
 from datetime import datetime
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from bench.load.plan import Plan
     from bench.load.run import Run
 
+LOADS = Path("kvmesh-load")
 HELP = """
 Send requests at planned times and tell what became of them: latencies, goodput, cache hits.
 
@@ -44,13 +46,14 @@ def load(config: LoadConfig) -> None:
     from bench.load.report import write_report
 
     try:
+        _check_out(config.out or LOADS)
         plan = make_plan(config)
         run = _run(config, plan)
     except (OSError, ValueError) as error:  # ConnectionError is an OSError
         fail(str(error))
     except CancelledError:  # before the first request: there is nothing to tell
         raise typer.Exit(INTERRUPTED) from None
-    directory = config.out or Path("kvmesh-load", datetime.now().strftime("%Y%m%d-%H%M%S"))  # noqa: DTZ005  # for whoever looks for it
+    directory = config.out or LOADS / datetime.now().strftime("%Y%m%d-%H%M%S")  # noqa: DTZ005  # for whoever looks for it
     try:
         summary = write_report(run, directory)
     except OSError as error:
@@ -61,6 +64,13 @@ def load(config: LoadConfig) -> None:
             _tell(summary)
         raise typer.Exit(INTERRUPTED)
     _tell(summary)
+
+
+def _check_out(directory: Path) -> None:
+    """Ends the command, before a load whose report could not be written."""
+    there = next(each for each in (directory, *directory.absolute().parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        fail(f"--out {directory}: cannot write there")
 
 
 def _run(config: LoadConfig, plan: "Plan") -> "Run":

@@ -289,6 +289,15 @@ async def test_a_load_that_is_stopped_before_it_began_says_nothing(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+async def test_a_place_where_no_report_can_be_written_is_named_before_the_load(tmp_path):
+    (tmp_path / "file").touch()
+    async with http_server() as (url, asked):
+        code, output = await kvmesh_load("--target", url, "--out", tmp_path / "file" / "report")
+    assert code == 1
+    assert "--out" in output
+    assert not asked
+
+
 async def test_a_generator_that_cannot_keep_up_exits_with_2(tmp_path):
     async with http_server() as (url, _):
         code, output = await kvmesh_load(
