@@ -275,7 +275,7 @@ async def test_the_deadline_travels_and_ends_the_work(fleet):
     assert refused.code == Code.DEADLINE_EXCEEDED
     assert time.monotonic() - start < 1.5
     remaining = next(each for node in fleet.nodes for each in node.time_remaining)
-    assert 0 < remaining <= 0.4
+    assert 0 < remaining < 0.41  # it counts in whole milliseconds
     await eventually(lambda: fleet.idle, 1)
 
 
