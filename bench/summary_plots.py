@@ -78,6 +78,25 @@ def _prefix(plt: Any, data: Data) -> Any:
     return figure
 
 
+def _paging(plt: Any, data: Data) -> Any:
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.4))
+    sizes = [str(size) for size in data["decode"]]
+    _bars(axes[0], sizes, [1e3 * each for each in data["decode"].values()], "CPU ms of a step")
+    axes[0].set_ylabel("blocks of so many tokens")
+    axes[0].invert_yaxis()
+    tokens = [each["tokens"] for each in data["ways_back"]]
+    for key, label, colour in (
+        ("computed", "computed again", COLOURS[3]),
+        ("swapped", "swapped", COLOURS[0]),
+    ):
+        times = [1e3 * each[key] for each in data["ways_back"]]
+        axes[1].plot(tokens, times, "o-", color=colour, label=label, linewidth=2)
+    axes[1].set(xlabel="tokens of a preempted request", ylabel="ms to come back", yscale="log")
+    axes[1].set_xticks(tokens)
+    axes[1].legend(loc="center right")
+    return figure
+
+
 def _ttft(summary: Data) -> float:
     return 1e3 * float((summary["latency"]["ttft"] or {"p50": 0.0})["p50"])
 
@@ -102,5 +121,6 @@ PLOTS: tuple[tuple[str, str, str, Callable[[Any, Data], Any]], ...] = (
     ("baselines", "growth", "What an answer costs as it grows", _growth),
     ("baselines", "baselines", "Requests with a shared prefix, served in other ways", _ways),
     ("memory", "memory", "KV memory by block size", _memory),
+    ("paging", "paging", "Block sizes, and the way back from preemption", _paging),
     ("prefix", "prefix", "What cached prefixes are worth under load", _prefix),
 )

@@ -13,6 +13,7 @@ from bench.load.plan import Turn
 from bench.load.prompt import Writer
 from bench.load.sender import Clock
 from bench.openai_stream import SETTINGS, read_event
+from kvmesh.addresses import host_and_port
 
 CONNECT = 10.0  # seconds for the list of models
 HTTP_PORTS = {"http": 80, "https": 443}
@@ -92,7 +93,7 @@ class HttpSender:
     def _head(self, method: str, path: str, length: int) -> bytes:
         lines = [
             f"{method} {self._path}{path} HTTP/1.1",
-            f"Host: {self._host}:{self._port}",
+            f"Host: {host_and_port(self._host, self._port)}",
             "Accept: text/event-stream, application/json",
             "Connection: close",
         ]

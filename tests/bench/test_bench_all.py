@@ -30,6 +30,10 @@ DATA = {
     "memory": {"results": WASTE},
     "baselines": {"growth": GROWTH, "ways": WAYS},
     "prefix": {"loads": {"caching on": SIDE, "caching off": SIDE}},
+    "paging": {
+        "decode": {8: 0.03, 16: 0.02},
+        "ways_back": [{"tokens": n, "swapped": n / 1e6, "computed": n / 1e3} for n in (64, 128)],
+    },
     "quant": {},
 }
 
@@ -44,8 +48,8 @@ def part(name, value, **fields):
 
 @pytest.fixture
 def parts(monkeypatch):
-    made = [part("memory", 0.5), part("baselines", 0.5), part("prefix", 0.5)]
-    made.append(part("quant", 2.0, in_quick=False))
+    made = [part(name, 0.5) for name in ("memory", "baselines", "prefix", "paging")]
+    made.append(part("quant", 2.0, wanted=lambda settings: not settings.quick))
     monkeypatch.setattr(suite, "PARTS", made)
 
 
@@ -57,7 +61,7 @@ def test_every_part_is_shown_and_drawn(parts, tmp_path):
     result = run("--quick", "--plots", tmp_path)
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "baselines.png", "growth.png", "memory.png", "prefix.png",
+        "baselines.png", "growth.png", "memory.png", "paging.png", "prefix.png",
     ]  # fmt: skip
     assert "figure of memory" in result.output
     assert "quant" not in result.output
@@ -72,5 +76,14 @@ def test_a_missed_goal_of_any_part_is_missed(parts):
 def test_one_json_object_has_them_all(parts):
     found = json.loads(run("--json", "--quick").stdout)
     assert found["memory"] == {"results": WASTE}
-    assert [goal["met"] for goal in found["goals"]] == [True] * 3
+    assert [goal["met"] for goal in found["goals"]] == [True] * 4
     assert found["command"].startswith("kvmesh")
+
+
+def test_other_engines_are_asked_for_with_their_directory(tmp_path):
+    names = [part.name for part in suite.PARTS if part.wanted(suite.Settings(False, None, None))]
+    assert names == ["memory", "baselines", "prefix", "paging", "quant"]
+    assert suite.PARTS[-1].wanted(suite.Settings(True, None, tmp_path))
+    result = run("--peers", tmp_path / "nowhere")
+    assert result.exit_code == 2
+    assert "--peers" in result.output

@@ -43,6 +43,7 @@ def test_the_commands_are_these():
         "bench generator",
         "bench kernels",
         "bench memory",
+        "bench paging",
         "bench prefix",
         "bench quant",
         "bench router",

@@ -9,6 +9,7 @@ from kvmesh.cli.bench import (
     generator,
     kernels,
     memory,
+    paging,
     prefix,
     quant,
     router,
@@ -36,6 +37,7 @@ app.command("engine")(engine.engine)
 app.command("generator")(generator.generator)
 app.command("kernels")(kernels.kernels)
 app.command("memory")(memory.memory)
+app.command("paging")(paging.paging)
 app.command("prefix")(prefix.prefix)
 app.command("quant")(quant.quant)
 app.command("router")(router.router)

@@ -47,22 +47,27 @@ def engine(
     One compute thread each, bfloat16, 2 GiB of KV, the same HTTP client and prompts for all, one
     after the other in turns. kvmesh is measured behind its router, and its engine alone as well.
     """
+    if peer and peers is None:
+        raise typer.BadParameter("say with --peers in which directory they are")
+    tell(measured(peer or [], peers, url or [], 1 if quick else 3), as_json=as_json)
+
+
+def measured(names: list[str], directory: Path | None, urls: list[str], repetitions: int) -> Report:
+    """Of a fleet of its own, beside the peers `names` in `directory` and the servers at `urls`."""
     from bench.peers import ONE_THREAD
     from kvmesh.cli.bench.own_fleet import on_own_fleet
     from kvmesh.cli.serve_config import ServeConfig
 
-    if peer and peers is None:
-        raise typer.BadParameter("say with --peers in which directory they are")
     os.environ.update(ONE_THREAD)  # of the fleet's processes, and of what runs in this one
 
     def measure(config: ServeConfig, fleet: "Fleet") -> "Comparison":
         try:
-            return _measure(config, fleet, peer or [], peers, url or [], 1 if quick else 3)
+            return _measure(config, fleet, names, directory, urls, repetitions)
         except RuntimeError as error:
             fail(str(error))
 
     config = ServeConfig(nodes=1, kv_cache_bytes=KV_BYTES, max_model_len=MAX_MODEL_LEN)
-    tell(_report(on_own_fleet(measure, config)), as_json=as_json)
+    return _report(on_own_fleet(measure, config))
 
 
 def _measure(

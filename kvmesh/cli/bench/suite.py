@@ -16,13 +16,14 @@ from kvmesh.cli.bench.report import Json, Report, command_line, machine_line, sh
 class Settings:
     quick: bool
     trace: Path | None
+    peers: Path | None
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     name: str
     run: Callable[[Settings], Report]
-    in_quick: bool = True
+    wanted: Callable[[Settings], bool] = lambda _settings: True
 
 
 def suite(
@@ -36,26 +37,36 @@ def suite(
             show_default="none",
         ),
     ] = None,
+    peers: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory with vLLM, transformers and their model: kvmesh beside them, too.",
+            exists=True,
+            file_okay=False,
+            show_default="none",
+        ),
+    ] = None,
     plots: Annotated[
         Path | None, typer.Option(help="Directory for plots.", show_default="none")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """All comparisons: memory, other ways to serve, prefix caching and routing, quantised KV.
+    """All comparisons: memory, other ways to serve, caching, routing, paging, quantised KV, and
+    other engines.
 
     Examples:
 
         kvmesh bench all --quick
         kvmesh bench all --trace mooncake_conversation.jsonl --plots docs/benchmarks
 
-    Each part is a command of its own (`memory`, `baselines`, `prefix`, `quant`), whose table is
-    shown when it is done; the last table has all goals. Other engines: `kvmesh bench engine`.
+    Each part is a command of its own (`memory`, `baselines`, `prefix`, `paging`, `quant`, and with
+    --peers `engine`), whose table is shown when it is done; the last table has all goals.
     """
-    settings = Settings(quick, trace)
+    settings = Settings(quick, trace, peers)
     reports: dict[str, Report] = {}
     took: dict[str, float] = {}
     for part in PARTS:
-        if quick and not part.in_quick:
+        if not part.wanted(settings):
             continue
         print(f"{part.name} ...", file=sys.stderr, flush=True)
         started = time.monotonic()
@@ -93,6 +104,16 @@ def _prefix(settings: Settings) -> Report:
     return prefix.measured(size, settings.trace, out=None)
 
 
+def _paging(settings: Settings) -> Report:
+    from bench.paging import measure_paging
+    from cache_node.config import DEFAULT_MODEL
+    from cache_node.model.source import find_model
+    from kvmesh.cli.bench import paging
+
+    directory = find_model(DEFAULT_MODEL, None, lambda _stage, _fraction: None)
+    return paging.report(measure_paging(directory, 1 if settings.quick else 5))
+
+
 def _quant(_settings: Settings) -> Report:
     from bench.quant import QUICK, licence_text, measure_quant
     from cache_node.config import DEFAULT_MODEL
@@ -103,11 +124,19 @@ def _quant(_settings: Settings) -> Report:
     return quant.report(measure_quant(directory, licence_text(), QUICK, lambda _text: None))
 
 
+def _engine(settings: Settings) -> Report:
+    from kvmesh.cli.bench import engine
+
+    return engine.measured(["vllm", "hf"], settings.peers, [], 1)
+
+
 PARTS = (
     Part("memory", _memory),
     Part("baselines", _baselines),
     Part("prefix", _prefix),
-    Part("quant", _quant, in_quick=False),
+    Part("paging", _paging),
+    Part("quant", _quant, lambda settings: not settings.quick),
+    Part("engine", _engine, lambda settings: settings.peers is not None),
 )
 
 
