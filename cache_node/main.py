@@ -11,6 +11,7 @@ from cache_node.config import NodeConfig
 from cache_node.load_executor import load_executor
 from cache_node.model.source import Progress, find_model
 from cache_node.node import Node
+from kvmesh.addresses import host_and_port
 from kvmesh.process_memory import settle
 
 log = structlog.get_logger()
@@ -56,7 +57,7 @@ def _announce(node: Node, port: int) -> None:
     log.info(
         "ready",
         node=info.name,
-        address=f"{node.config.host}:{port}",
+        address=host_and_port(node.config.host, port),
         model=info.model,
         device=info.device,
         dtype=info.dtype,

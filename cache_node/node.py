@@ -24,6 +24,7 @@ from cache_node.scheduling import make_scheduler
 from cache_node.service import CacheNodeService
 from cache_node.state_feed import StateFeed
 from cache_node.step_output import StepOutput
+from kvmesh.addresses import host_and_port
 from kvmesh.fleet_key import FleetKey
 from kvmesh.lease import LeaseKey
 from kvmesh.tls import ServerTls, listen, server_tls
@@ -158,6 +159,6 @@ def _lease_key(config: NodeConfig) -> LeaseKey | None:
 
 def _bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) -> int:
     try:
-        return listen(server, f"{host}:{port}", tls)
+        return listen(server, host_and_port(host, port), tls)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {host}:{port}: is another process using it?") from error

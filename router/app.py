@@ -11,6 +11,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from kvmesh.addresses import host_and_port
 from kvmesh.fleet_key import FleetKey
 from kvmesh.lease import LeaseKey
 from kvmesh.tls import channel_credentials, listen, server_tls
@@ -191,7 +192,7 @@ class RouterApp:
         names = (INFERENCE, FLEET, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._grpc)
         await self._set_health()
-        address = f"{self._config.grpc_host}:{self._config.grpc_port}"
+        address = host_and_port(self._config.grpc_host, self._config.grpc_port)
         try:
             self.grpc_port = listen(self._grpc, address, self._tls)
         except RuntimeError as error:

@@ -10,6 +10,7 @@ from threading import Thread
 
 import structlog
 
+from kvmesh.addresses import host_and_port
 from router.node import Node
 from router.node_names import Name
 from router.registry import Registry
@@ -114,12 +115,8 @@ async def look_up(host: str, port: int) -> list[str]:
 def _answer(answer: Future[list[str]], host: str, port: int) -> None:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        answer.set_result([_address(family, str(place[0]), port) for family, *_, place in found])
+        answer.set_result([host_and_port(str(place[0]), port) for *_, place in found])
     except OSError as error:
         answer.set_exception(error)
     except Exception as error:  # noqa: BLE001  # UnicodeError: an empty or a long label
         answer.set_exception(OSError(f"{host}: {error}"))
-
-
-def _address(family: int, ip: str, port: int) -> str:
-    return f"[{ip}]:{port}" if family == socket.AF_INET6 else f"{ip}:{port}"

@@ -88,6 +88,11 @@ class HttpFront:
     def _listen(self) -> socket.socket:
         address = (self._config.http_host, self._config.http_port)
         try:
+            if ":" in address[0]:  # :: is for IPv4 too, as gRPC takes it
+                both = socket.has_dualstack_ipv6()
+                return socket.create_server(
+                    address, family=socket.AF_INET6, backlog=1024, dualstack_ipv6=both
+                )
             return socket.create_server(address, backlog=1024)
         except OSError as error:
             raise OSError(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import structlog
 import uvloop
 
+from kvmesh.addresses import host_and_port
 from kvmesh.process_memory import settle
 from router.app import RouterApp
 from router.config import RouterConfig
@@ -30,8 +31,8 @@ async def serve(config: RouterConfig, on_ready: Callable[[RouterApp], None] | No
         settle()
         log.info(
             "ready",
-            http=f"{config.http_scheme}://{config.http_host}:{app.http_port}",
-            grpc=f"{config.grpc_host}:{app.grpc_port}",
+            http=f"{config.http_scheme}://{host_and_port(config.http_host, app.http_port)}",
+            grpc=host_and_port(config.grpc_host, app.grpc_port),
             nodes=list(config.nodes),
         )
         if on_ready is not None:

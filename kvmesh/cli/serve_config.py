@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from cache_node.config import NodeConfig
+from kvmesh.addresses import host_and_port
 from kvmesh.cli.flags import Flag
 from kvmesh.cli.node_flags import (
     ENGINE_FLAGS,
@@ -143,13 +144,13 @@ class ServeConfig:
     @property
     def grpc_target(self) -> str:
         """host:port where clients on this host reach the router by gRPC."""
-        return f"{self._reachable_host}:{self.grpc_port}"
+        return host_and_port(self._reachable_host, self.grpc_port)
 
     @property
     def http_url(self) -> str:
         """Base URL of the HTTP API, for clients on this host."""
         scheme = "http" if self.tls_cert is None else "https"
-        return f"{scheme}://{self._reachable_host}:{self.http_port}"
+        return f"{scheme}://{host_and_port(self._reachable_host, self.http_port)}"
 
     @property
     def _reachable_host(self) -> str:

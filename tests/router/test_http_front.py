@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import socket
 
+import grpc
 import pytest
 
+from kvmesh.v1 import fleet_pb2, fleet_pb2_grpc
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.openai_fixture import CHAT, COMPLETION, openai_client
 from tests.router.stub_node import Script, StubNode
@@ -32,6 +35,17 @@ async def test_models_health_version_and_unknown_paths(fleet):
     assert unknown.status_code == 404
     assert unknown.json()["error"]["message"]
     assert (await fleet.http.get("/v1/completions")).status_code == 405
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+async def test_both_fronts_listen_on_ipv6():
+    async with running_fleet(StubNode(), http_host="::", grpc_host="::1") as fleet:
+        for host in ("[::1]", "127.0.0.1"):
+            health = await fleet.http.get(f"http://{host}:{fleet.app.http_port}/health")
+            assert health.status_code == 200
+        async with grpc.aio.insecure_channel(f"[::1]:{fleet.app.grpc_port}") as channel:
+            nodes = fleet_pb2_grpc.FleetStub(channel).ListNodes
+            assert len((await nodes(fleet_pb2.ListNodesRequest())).nodes) == 1
 
 
 async def test_metrics(fleet):
