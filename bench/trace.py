@@ -27,6 +27,10 @@ class TracedRequest:
     output_tokens: int
     blocks: tuple[int, ...]  # the last one may not be full; none where the trace tells none
 
+    def __post_init__(self) -> None:
+        if min(self.prompt_tokens, self.output_tokens) < 0:
+            raise ValueError(f"lengths of {self.prompt_tokens} and {self.output_tokens} tokens")
+
     @property
     def token_ids(self) -> bytes:
         """A prompt with these blocks, packed: the trace tells no tokens."""

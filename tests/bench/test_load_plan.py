@@ -178,9 +178,16 @@ def test_azures_trace_has_times_and_lengths_only(tmp_path):
     assert shared(*written([first, second])) <= 1
 
 
-@pytest.mark.parametrize("name", ["trace.jsonl", "trace.csv"])
-def test_what_is_no_trace_is_named(tmp_path, name):
-    (tmp_path / name).write_text("a,b\nnonsense,2\n")
+NONSENSE = "a,b\nnonsense,2\n"
+NEGATIVE = '{"timestamp": 0, "input_length": -9, "output_length": 1, "hash_ids": []}'
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("trace.jsonl", NONSENSE), ("trace.csv", NONSENSE), ("negative.jsonl", NEGATIVE)],
+)
+def test_what_is_no_trace_is_named(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=name):
         plan(trace=tmp_path / name)
 
