@@ -11,103 +11,36 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from types import SimpleNamespace
 
 import grpc
 import pytest
-import pytest_asyncio
-from redis.asyncio import Redis
 
-from kvmesh.errors import from_rpc_error
-from kvmesh.v1 import fleet_pb2
-from tests.links import Link
-from tests.redis_fixture import RedisServer, require_redis
-from tests.router.admission_fixture import metric, tenants_file, who
-from tests.router.node_process import ROOT, NodeProcess
+from tests.cases.process_world import (
+    BLOCKS,
+    FREE,
+    LARGE,
+    NAMES,
+    Code,
+    all_free,
+    ask,
+    fleet,
+    gone,
+    knows,
+    one_of,
+    refusal,
+    requests_running,
+    served_by,
+    until_known,
+    world,
+)
+from tests.router.admission_fixture import metric
+from tests.router.node_process import ROOT
 from tests.router.process_fleet import requests_on, router_processes, until
 from tests.router.test_generate_grpc import request, text_of
 
+__all__ = ["fleet", "world"]  # fixtures
+
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
-
-Code = grpc.StatusCode
-NAMES = ("node-0", "node-1", "node-2")
-BLOCKS = 200  # of each node
-LARGE = 2900  # tokens of an output that a node has room for once
-FREE = who("free")
-STREAM = "{kvmesh:0}:events"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world(tmp_path_factory):
-    """The first router reaches Redis and node-0 over links that can be cut."""
-    require_redis()
-    redis = RedisServer(tmp_path_factory.mktemp("redis"))
-    redis.start()
-    nodes = [NodeProcess(name, num_blocks=BLOCKS, redis=redis.url) for name in NAMES]
-    to_redis, to_node = await Link(redis.port).start(), await Link(nodes[0].port).start()
-    tenants = {"free": {}, "acme": {"concurrency": 3}}
-    tenants["hasty"] = {"requests_per_second": 1e-3, "burst_seconds": 10_000}
-    flags = {"tenants": tenants_file(tmp_path_factory.mktemp("tenants"), **tenants)}
-    flags |= {"slow_start": 0.1, "node_silence": 1.0, "stream_silence": 2.0}
-    others = [node.address for node in nodes[1:]]
-    ours = f"redis://{to_redis.address}/0"
-    async with (
-        router_processes(1, [to_node.address, *others], redis=ours, **flags) as (one,),
-        router_processes(1, [nodes[0].address, *others], redis=redis.url, **flags) as (two,),
-    ):
-        yield SimpleNamespace(
-            redis=redis,
-            nodes=nodes,
-            to_redis=to_redis,
-            to_node=to_node,
-            routers=(one, two),
-            flags=flags,
-        )
-    for node in nodes:
-        node.close()
-    for link in (to_redis, to_node):
-        await link.stop()
-    redis.stop()
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def fleet(world):
-    """All of it well and idle, before and after."""
-    await until(lambda: well(world))
-    yield world
-    for router in world.routers:
-        router.signal(signal.SIGCONT)
-    for link in (world.to_redis, world.to_node):
-        link.release()
-        link.open()
-    world.nodes[:] = [each.again() if each.ended else each for each in world.nodes]
-    await until(lambda: well(world))
-    for each in world.nodes:
-        assert await requests_on(each.address) == 0
-
-
-async def well(world):
-    for router in world.routers:
-        if not await router.up(*NAMES) or await router.in_flight():
-            return False
-        if {await router.mode(name) for name in NAMES} != {"exact"}:
-            return False
-    return True
-
-
-async def ask(router, prompt="hello", tokens=5, stub="", tenant="free", **fields):
-    """All frames of an answer; `stub` scripts the node."""
-    metadata = (*who(tenant), ("x-stub", stub))
-    call = router.inference.Generate(
-        request(prompt, tokens, **fields), metadata=metadata, timeout=40
-    )
-    return [frame async for frame in call]
-
-
-async def refusal(router, **fields):
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await ask(router, **fields)
-    return from_rpc_error(caught.value)
 
 
 async def code(work):
@@ -116,29 +49,6 @@ async def code(work):
     except grpc.aio.AioRpcError as error:
         return error.code()
     return Code.OK
-
-
-async def cached_on(router, prompt):
-    """By node, as the router believes."""
-    explained = fleet_pb2.ExplainRequest(request=request(prompt))
-    route = (await router.fleet.Explain(explained, metadata=FREE, timeout=20)).route
-    return {each.node: each.cached.gpu for each in route.candidates}
-
-
-async def served_by(fleet, prompts, **fields):
-    """Who served `prompts`, which run at the same time, every other one through each router."""
-    work = [ask(fleet.routers[place % 2], each, **fields) for place, each in enumerate(prompts)]
-    return Counter(frames[-1].summary.node for frames in await asyncio.gather(*work))
-
-
-async def until_known(fleet, prompt, node):
-    for router in fleet.routers:
-        await until(lambda router=router: knows(router, prompt, node))
-
-
-async def knows(router, prompt, node):
-    """All blocks of it that can be hit; a character is a token."""
-    return (await cached_on(router, prompt)).get(node) == (len(prompt) - 1) // 16 * 16
 
 
 @pytest.mark.parametrize(
@@ -167,99 +77,6 @@ async def test_r2_r14_two_routers_without_a_prefix_do_not_herd(fleet):
     assert min(served[name] for name in NAMES) >= 6
     firsts = {(await ask(fleet.routers[0], f"alone {n}"))[0].route.node for n in range(12)}
     assert len(firsts) > 1
-
-
-async def test_r3_a_node_killed_and_started_again_holds_nothing(fleet):
-    """Although what it held is still in Redis, under its name."""
-    prompt = "r3" * 32
-    name = (await ask(fleet.routers[0], prompt))[-1].summary.node
-    await until_known(fleet, prompt, name)
-    place = NAMES.index(name)
-    old = (await fleet.routers[0].nodes())[name].epoch
-    key = f"{{kvmesh:0}}:held:{name}:{old}"
-    fleet.nodes[place].signal(signal.SIGKILL)
-    for router in fleet.routers:
-        await until(lambda router=router: gone(router, name))
-    fleet.nodes[place] = await asyncio.to_thread(fleet.nodes[place].again)
-    async with Redis.from_url(fleet.redis.url) as redis:
-        for router in fleet.routers:
-            await until(lambda router=router: router.up(name))
-            assert (await cached_on(router, prompt))[name] == 0
-            node = (await router.nodes())[name]
-            assert (node.indexed_blocks, node.epoch > old) == (0, True)
-        assert await redis.exists(key)
-
-
-async def gone(router, name):
-    return not await router.up(name)
-
-
-async def test_r4_a_trimmed_stream_is_noticed_and_read_again(fleet):
-    """While one router is frozen its Redis stream is trimmed; the other one is the witness."""
-    frozen, witness = fleet.routers
-    frozen.signal(signal.SIGSTOP)
-    prompts = [f"r4 {number} " * 8 for number in range(4)]
-    holders = [(await ask(witness, each))[-1].summary.node for each in prompts]
-    for prompt, holder in zip(prompts, holders, strict=True):
-        await until(lambda p=prompt, h=holder: knows(witness, p, h))
-    async with Redis.from_url(fleet.redis.url) as redis:
-        await redis.xtrim(STREAM, maxlen=0, approximate=False)
-    fleet.to_redis.hold(b"HMGET")  # the first command of a node's reload
-    frozen.signal(signal.SIGCONT)
-    await until(lambda: has_mode(frozen, holders[-1], "stale"))
-    fleet.to_redis.release()
-    for name in NAMES:
-        await until(lambda name=name: has_mode(frozen, name, "exact"))
-    for prompt in prompts:
-        assert await cached_on(frozen, prompt) == await cached_on(witness, prompt)
-
-
-async def has_mode(router, node, mode):
-    return await router.mode(node) == mode
-
-
-@pytest.mark.parametrize("feed", ["redis", "direct"])
-async def test_r4_a_cut_state_stream_is_made_good(fleet, feed):
-    """One router loses a node, which goes on changing through the other."""
-    cut, witness = fleet.routers
-    if feed == "direct":
-        fleet.to_redis.shut()
-        await until(lambda: knows_anew(cut, f"told by the nodes {feed}"))
-    fleet.to_node.shut()
-    await until(lambda: gone(cut, "node-0"))
-    prompts = [f"cut {feed} {number} " * 8 for number in range(6)]
-    assert "node-0" in await served_by(SimpleNamespace(routers=(witness, witness)), prompts)
-    assert {(await ask(cut))[-1].summary.node for _ in range(6)} <= {"node-1", "node-2"}
-    fleet.to_node.open()
-    await until(lambda: cut.up("node-0"))
-    await until(lambda: has_mode(cut, "node-0", "exact"))
-    await until(lambda: agree(cut, witness))
-
-
-async def knows_anew(router, prompt):
-    """Whether what it sends now comes into its index."""
-    return await knows(router, prompt, await one_of(router, prompt))
-
-
-async def agree(one, other):
-    def sizes(nodes):
-        return {name: node.indexed_blocks for name, node in nodes.items()}
-
-    return sizes(await one.nodes()) == sizes(await other.nodes())
-
-
-async def test_r4_a_connection_to_redis_that_is_cut_costs_nothing_known(fleet):
-    cut, witness = fleet.routers
-    fleet.to_redis.shut()
-    holders = {prompt: await one_of(witness, prompt) for prompt in ("redis " * 11, "cut off" * 10)}
-    for prompt, holder in holders.items():  # the node itself has told it
-        await until(lambda p=prompt, h=holder: knows(cut, p, h))
-    fleet.to_redis.open()
-    await until(lambda: agree(cut, witness))
-
-
-async def one_of(router, prompt):
-    return (await ask(router, prompt))[-1].summary.node
 
 
 async def test_r6_a_flapping_node_costs_no_request_and_no_reservation(fleet):
@@ -349,16 +166,6 @@ def client(router, stub):
         process.communicate()
 
 
-async def all_free(fleet):
-    counts = [await requests_on(node.address) for node in fleet.nodes]
-    counts += [await router.in_flight() for router in fleet.routers]
-    return not any(counts) and not await metric(fleet.routers[0], "queue_depth")
-
-
-async def requests_running(fleet, count):
-    return sum([await requests_on(node.address) for node in fleet.nodes]) == count
-
-
 @pytest.mark.parametrize("stub", ["wait=30", "prefill=30", "per_token=0.02"])
 async def test_r10_a_client_that_is_killed_frees_node_and_router(fleet, stub):
     with client(fleet.routers[0], stub) as process:
@@ -386,42 +193,6 @@ async def test_r10_a_client_that_is_killed_in_the_queue_frees_its_place(fleet):
     for each in full:
         each.cancel()
     await until(lambda: all_free(fleet), 1)
-
-
-async def test_r12_redis_is_killed_and_comes_back_empty(fleet):
-    before = "r12 before" * 7
-    holder = await one_of(fleet.routers[0], before)
-    await until_known(fleet, before, holder)
-    fleet.redis.stop()
-
-    async def limits_shared(value):
-        for router in fleet.routers:
-            await ask(router, tenant="acme")
-        shown = [await metric(router, "limits_shared") for router in fleet.routers]
-        return shown == [value, value]
-
-    await until(lambda: limits_shared(0))
-    known = {before: holder}
-    for number in range(6):  # requests go on, and what they cache is known
-        prompt = f"r12 away {number}" * 6
-        known[prompt] = await one_of(fleet.routers[number % 2], prompt)
-    for prompt, node in known.items():
-        await until_known(fleet, prompt, node)
-    fleet.redis.start()
-    await until(lambda: limits_shared(1))
-    nodes = await fleet.routers[0].nodes()
-    async with Redis.from_url(fleet.redis.url) as redis:
-        for name in NAMES:
-            key = f"{{kvmesh:0}}:held:{name}:{nodes[name].epoch}"
-            held = nodes[name].indexed_blocks + 2  # sequence and generation
-            await until(lambda key=key, held=held: has_length(redis, key, held))
-    for prompt, node in known.items():
-        assert await knows(fleet.routers[1], prompt, node)
-
-
-async def has_length(redis, key, count):
-    with contextlib.suppress(ConnectionError):
-        return await redis.hlen(key) == count
 
 
 async def test_r13_a_node_is_killed_in_mid_stream(fleet):
