@@ -100,7 +100,7 @@ async def _soak(model: Path, requests: int, seed: int) -> Soak:
         await crowd.send(requests - WARM_UP)
         seconds = time.perf_counter() - started
         report = await crowd.settled()
-        after = await node.holdings()
+        after = await _at_rest(node, before)
         watch.cancel()
         return Soak(
             requests,
@@ -111,6 +111,18 @@ async def _soak(model: Path, requests: int, seed: int) -> Soak:
             report.held_blocks,
             tuple(report.violations),
         )
+
+
+async def _at_rest(node: WatchedNode, before: Holdings) -> Holdings:
+    """What it holds once handlers have ended, which they do after the requests that they served; or
+    what is left after a while.
+    """
+    deadline = time.monotonic() + SETTLE
+    while True:
+        found = await node.holdings()
+        if found.tasks <= before.tasks or time.monotonic() > deadline:
+            return found
+        await asyncio.sleep(0.05)
 
 
 @asynccontextmanager
