@@ -28,7 +28,7 @@ def generate(fleet, prompt, max_tokens=4):
 
 
 def complete(fleet, prompt):
-    body = {"model": "smollm2-135m-instruct", "prompt": prompt, "max_tokens": 4}
+    body = {"model": "smollm2-135m-instruct", "prompt": prompt, "max_tokens": 4, "temperature": 0}
     request = urllib.request.Request(
         f"{fleet.http_url}/v1/completions",
         json.dumps(body).encode(),
