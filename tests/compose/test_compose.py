@@ -13,7 +13,7 @@ from tests.e2e.serving import poll
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(2400)]
 
 PREFIX = "You are the guide of a museum of clocks, and you know each of them by heart. " * 12
-LONG = {"prompt": "Count up: one, two, three,", "max_tokens": 400, "temperature": 0}
+LONG = {"prompt": "Count up: one, two, three,", "max_tokens": 150, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
