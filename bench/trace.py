@@ -43,7 +43,7 @@ class TracedRequest:
 def read_trace(path: Path, count: int) -> list[TracedRequest]:
     """The first `count` requests. Raises OSError, and ValueError for another format or fewer."""
     with path.open() as lines:
-        requests = _mooncake(path, islice(lines, count))
+        requests = _mooncake(path, islice(filter(str.strip, lines), count))
     if len(requests) < count:
         raise ValueError(f"{path}: has {len(requests)} requests, {count} are wanted")
     return requests
@@ -56,7 +56,8 @@ def read_any_trace(path: Path) -> list[TracedRequest]:
     with path.open(newline="") as lines:
         if path.suffix == ".csv":
             return _azure(path, lines)
-        return sorted(_mooncake(path, lines), key=lambda request: request.arrival)
+        requests = _mooncake(path, filter(str.strip, lines))
+        return sorted(requests, key=lambda request: request.arrival)
 
 
 def _mooncake(path: Path, lines: Iterable[str]) -> list[TracedRequest]:

@@ -10,7 +10,7 @@ from kvmesh.cli.errors import fail
 
 def health(
     target: Annotated[str, typer.Argument(help="host:port of its gRPC API.")] = DEFAULT_ROUTER,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait.")] = 3.0,
+    timeout: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds to wait.")] = 3.0,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,

@@ -1,10 +1,10 @@
 """`kvmesh load`: a load test, and two of them beside each other."""
 
-import os
 from asyncio import CancelledError
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -69,8 +69,11 @@ def load(config: LoadConfig) -> None:
 def _check_out(directory: Path) -> None:
     """Ends the command, before a load whose report could not be written."""
     there = next(each for each in (directory, *directory.absolute().parents) if each.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        fail(f"--out {directory}: cannot write there")
+    try:
+        with TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        fail(f"--out {directory}: cannot write there: {error.strerror}")
 
 
 def _run(config: LoadConfig, plan: "Plan") -> "Run":
@@ -113,15 +116,19 @@ def _compare(first: Path, second: Path) -> None:
 
     try:
         a, b = read_summary(first), read_summary(second)
+        rows, notes = compared_rows(a, b), comparison_notes(a, b)
+        title = f"a: {a['name']} · b: {b['name']}"
     except (OSError, ValueError) as error:
         fail(str(error))
+    except (AttributeError, KeyError, TypeError) as error:
+        fail(f"{first} and {second} are not both as a load wrote them: {error!r}")
     tell(
         Report(
-            title=f"a: {a['name']} · b: {b['name']}",
+            title=title,
             columns=("", "a", "b", "b ÷ a"),
-            rows=compared_rows(a, b),
+            rows=rows,
             data={"a": a, "b": b},
-            notes=[f"a: {first}", f"b: {second}", *comparison_notes(a, b)],
+            notes=[f"a: {first}", f"b: {second}", *notes],
         ),
         as_json=False,
     )

@@ -20,7 +20,7 @@ from bench.load.outcome import INTERRUPTED, OK, UNSENT, Outcome
 from bench.load.plan import make_plan
 from bench.load.report import write_report
 from bench.load.run import Run
-from bench.load.summary import summarise
+from bench.load.summary import SCHEMA, summarise
 from bench.load.vitals import Vitals
 from kvmesh.cli.main import app
 from tests.bench.load_servers import http_server
@@ -200,11 +200,13 @@ def test_comparing_says_what_became_better_and_what_differs(tmp_path):
     assert "0.25× better" in result.output
 
 
-def test_comparing_with_what_is_no_result_is_refused(tmp_path):
-    (tmp_path / "x.json").write_text("{}")
+@pytest.mark.parametrize("text", ["{}", "[", json.dumps({"schema": SCHEMA, "config": []})])
+def test_comparing_with_what_is_no_result_is_refused(text, tmp_path):
+    (tmp_path / "x.json").write_text(text)
     result = CliRunner().invoke(app, ["load", "--compare", *[str(tmp_path / "x.json")] * 2])
     assert result.exit_code == 1
-    assert "x.json is not the result.json" in result.output
+    assert "x.json" in result.output
+    assert isinstance(result.exception, SystemExit)
 
 
 LOAD = ("--token-ids", "32:250", "--prefix-tokens", "64", "--output-tokens", "4", "--max-lag", "5")
@@ -291,11 +293,12 @@ async def test_a_load_that_is_stopped_before_it_began_says_nothing(tmp_path):
 
 async def test_a_place_where_no_report_can_be_written_is_named_before_the_load(tmp_path):
     (tmp_path / "file").touch()
-    async with http_server() as (url, asked):
-        code, output = await kvmesh_load("--target", url, "--out", tmp_path / "file" / "report")
-    assert code == 1
-    assert "--out" in output
-    assert not asked
+    for place in (tmp_path / "file" / "report", "/proc/report"):
+        async with http_server() as (url, asked):
+            code, output = await kvmesh_load("--target", url, "--out", place)
+        assert code == 1
+        assert "--out" in output
+        assert not asked
 
 
 async def test_a_generator_that_cannot_keep_up_exits_with_2(tmp_path):

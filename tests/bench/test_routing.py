@@ -105,7 +105,7 @@ def test_a_node_prefills_one_after_the_other_and_tells_so():
 def test_a_trace_is_read_and_what_is_none_is_refused(tmp_path):
     path = tmp_path / "trace.jsonl"
     line = {"timestamp": 1500, "input_length": 600, "output_length": 7, "hash_ids": [3, 4]}
-    path.write_text(f"{json.dumps(line)}\n" * 3)
+    path.write_text(f"{json.dumps(line)}\n\n" * 3)
     (request,) = read_trace(path, 1)
     assert request == TracedRequest(1.5, 600, 7, (3, 4))
     assert len(request.token_ids) == 4 * 600
