@@ -10,6 +10,7 @@ from cache_node.kv_scales import KvScales
 from cache_node.model.llama import LlamaModel, StepInputs
 from cache_node.open_tails import make_tails
 from cache_node.sampling import SampleSpec, SamplingParams
+from cache_node.sizing import cpu_pool_blocks, kv_blocks
 from cache_node.step_plan import BlockCopy, Row, StepPlan
 from cache_node.swap_space import SwapSpace
 from kernels.block_copy import copy_blocks, copy_speed
@@ -48,10 +49,9 @@ def make_cpu_executor(
     """With the pools that `config` asks for, warmed up. Raises ValueError where there is not as
     much memory.
     """
-    blocks = config.num_blocks or layout.num_blocks(config.kv_pool_bytes)
-    cpu_blocks = 1 + int(config.swap_space * 2**30) // layout.bytes_per_block
     tails = make_tails(config, layout, model)
-    executor = CpuExecutor(model, _make_pool(layout, blocks, scales, tails), cpu_blocks)
+    pool = _make_pool(layout, kv_blocks(config, layout), scales, tails)
+    executor = CpuExecutor(model, pool, cpu_pool_blocks(config, layout))
     _warm_up(executor)
     executor.copy_bytes_per_second = copy_speed(layout.bytes_per_block)
     return executor

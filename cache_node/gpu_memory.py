@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 GIB = 1 << 30
 
@@ -50,10 +52,12 @@ class MemoryProfile:
 
 
 @contextmanager
-def card_to_itself(device: torch.device) -> Iterator[int]:
+def card_to_itself(device: "torch.device") -> Iterator[int]:
     """While a node loads: what it measures of the card must be its own doing, so other nodes on it
     wait. Yields the bytes that are free.
     """
+    import torch
+
     identity = torch.cuda.get_device_properties(device).uuid
     lock = Path(tempfile.gettempdir()) / f"kvmesh-{os.getuid()}-{identity}.lock"
     with lock.open("w") as file:

@@ -5,6 +5,7 @@ import time
 from cache_node.config import NodeConfig
 from cache_node.executor import ModelExecutor
 from cache_node.kv_scales import KvScales
+from cache_node.sizing import fitting_max_model_len
 from kvmesh import __version__
 from kvmesh.tokenizer import Tokenizer
 from kvmesh.v1 import cache_node_pb2 as pb
@@ -23,19 +24,10 @@ def node_info(
 ) -> pb.NodeInfo:
     """Without the tokenizer files.
 
-    Raises ValueError when one sequence of max_model_len does not fit the pool: such a node would
-    preempt that sequence for itself for ever.
+    Raises ValueError when one sequence of max_model_len does not fit the pool.
     """
     layout, model, pool = executor.layout, executor.model_config, executor.pool
-    max_model_len = _max_model_len(config, model.max_positions)
-    usable = executor.num_blocks - 1
-    needed = layout.blocks_for(max_model_len)
-    if needed > usable:
-        raise ValueError(
-            f"max_model_len: {max_model_len} tokens need {needed} blocks, the pool has {usable}; "
-            f"lower it to {usable * layout.block_size}, or give the pool "
-            f"{(needed + 1) * layout.bytes_per_block} bytes"
-        )
+    max_model_len = fitting_max_model_len(config, model.max_positions, layout, executor.num_blocks)
     return pb.NodeInfo(
         name=config.node_name,
         epoch=new_epoch(),
@@ -50,7 +42,7 @@ def node_info(
             scale_fingerprint=KvScales(pool.head_scales, pool.centres).fingerprint,
         ),
         max_model_len=max_model_len,
-        num_blocks=usable,
+        num_blocks=executor.num_blocks - 1,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         vocab_size=model.vocab_size,
@@ -63,14 +55,3 @@ def node_info(
         device=executor.device.type,
         dtype=executor.dtype,
     )
-
-
-def _max_model_len(config: NodeConfig, context: int) -> int:
-    if config.max_model_len is None:
-        return context
-    if config.max_model_len > context:
-        raise ValueError(
-            f"max_model_len: must be at most the model's context of {context} tokens, "
-            f"is {config.max_model_len}"
-        )
-    return config.max_model_len

@@ -13,9 +13,8 @@ from cache_node.model.llama import LlamaModel
 from cache_node.model.model_config import ModelConfig
 from cache_node.model.source import Progress
 from cache_node.model.weights import Checkpoint
+from cache_node.sizing import WEIGHT_DTYPES, kv_layout
 from kernels.kv_layout import KvLayout
-
-DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def load_executor(config: NodeConfig, directory: Path, progress: Progress) -> ModelExecutor:
@@ -53,24 +52,14 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def kv_layout(model: ModelConfig, config: NodeConfig) -> KvLayout:
-    own = str(DTYPES[config.dtype]).removeprefix("torch.")
-    return KvLayout(
-        num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        block_size=config.block_size,
-        dtype=own if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
-    )
-
-
 def _load(
     config: NodeConfig, directory: Path, device: torch.device, progress: Progress
 ) -> tuple[LlamaModel, KvLayout, KvScales]:
     """The model, and what its pool will hold."""
     progress("load", None)
     model_config = ModelConfig.from_directory(directory)
-    model = LlamaModel(model_config, Checkpoint(directory), DTYPES[config.dtype], device)
+    dtype: torch.dtype = getattr(torch, WEIGHT_DTYPES[config.dtype])
+    model = LlamaModel(model_config, Checkpoint(directory), dtype, device)
     scales = kv_scales(directory, model, config.kv_cache_dtype, config.kv_scale_sample)
     layout = kv_layout(model_config, config)
     progress("warm up", None)

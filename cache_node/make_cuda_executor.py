@@ -13,6 +13,7 @@ from cache_node.kv_scales import KvScales
 from cache_node.model.llama import LlamaModel
 from cache_node.open_tails import make_tails
 from cache_node.sampling import SampleSpec, SamplingParams
+from cache_node.sizing import cpu_pool_blocks, kv_blocks
 from cache_node.step_plan import Row, StepPlan
 from kernels.kv_layout import KvLayout
 from kernels.kv_pool import KvPool
@@ -27,17 +28,16 @@ def make_cuda_executor(
     as much memory as `config` asks for.
     """
     largest = largest_step(config, model.config.max_positions)
-    blocks = config.num_blocks
-    if blocks is None and config.sized_in_bytes:
-        blocks = layout.num_blocks(config.kv_pool_bytes)
-    if blocks is None:
+
+    def left() -> int:
         profile = _profile(_make(config, model, layout, scales, 2, 1), largest, free)
         gc.collect()  # what was captured for the trial
         torch.cuda.empty_cache()
         log.info("gpu_memory", node=config.node_name, **profile.as_log())
-        blocks = layout.num_blocks(profile.kv_cache_bytes(config.gpu_memory_utilization))
-    cpu_blocks = 1 + int(config.swap_space * 2**30) // layout.bytes_per_block
-    executor = _make(config, model, layout, scales, blocks, cpu_blocks)
+        return profile.kv_cache_bytes(config.gpu_memory_utilization)
+
+    blocks = kv_blocks(config, layout, left)
+    executor = _make(config, model, layout, scales, blocks, cpu_pool_blocks(config, layout))
     executor.run(largest)
     executor.run(StepPlan([Row([0, 0], 0, [1])]))  # a prefill, should that have been none
     executor.capture()
