@@ -26,6 +26,7 @@ class Counters:
     hit_tokens: int = 0  # those of them found in the KV pool
     loaded_tokens: int = 0  # those of them loaded from the CPU pool
     failed_loads: int = 0
+    output_tokens: int = 0  # generated, all samples
     overtakes: int = 0  # admissions past a request that did not fit
     prefix_waits: int = 0  # requests that waited for another to compute their prefix
     finished_stop: int = 0  # samples, by what ended them

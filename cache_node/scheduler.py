@@ -200,6 +200,7 @@ class Scheduler:
             return [Sampled(leader, None, FinishReason.LENGTH)]
         samples = [leader, *(self.memory.fork(leader, i) for i in range(1, len(choices)))]
         self.roster.running += samples[1:]
+        self.counters.output_tokens += len(choices)
         return [
             Sampled(sample, choice, sample.append(choice))
             for sample, choice in zip(samples, choices, strict=True)

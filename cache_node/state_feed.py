@@ -77,6 +77,10 @@ class StateFeed:
             preemptions=load.counters.preemptions,
             queried_tokens=load.counters.queried_tokens,
             hit_tokens=load.counters.hit_tokens + load.counters.loaded_tokens,
+            output_tokens=load.counters.output_tokens,
+            cpu_held_blocks=load.cpu_held_blocks,
+            cpu_cached_blocks=load.cpu_cached_blocks,
+            cpu_free_blocks=load.cpu_free_blocks,
         )
 
 

@@ -141,6 +141,13 @@ def listen(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> int:
     return server.add_secure_port(address, tls.grpc_credentials())
 
 
+def names_in(certificate: Mapping[str, Any]) -> frozenset[str]:
+    """The names in a certificate as Python's `ssl` shows it: common names and alternative ones."""
+    subject = (pair for part in certificate.get("subject", ()) for pair in part)
+    common = (name for kind, name in subject if kind == "commonName")
+    return frozenset((*common, *(name for _, name in certificate.get("subjectAltName", ()))))
+
+
 def certified_names(context: grpc.aio.ServicerContext[Any, Any]) -> frozenset[str]:
     """The names in the certificate that the client has proved to own; none without one."""
     proved: Mapping[str, Iterable[bytes]] = context.auth_context()

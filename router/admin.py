@@ -4,7 +4,7 @@ import hmac
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -14,6 +14,14 @@ from router.metadata import presented_key
 
 _HASHED = "sha256:"
 _LOOPBACK = ("ipv4:127.", "ipv6:%5B::1%5D:", "ipv6:[::1]:", "unix:")
+
+
+class Visitor(NamedTuple):
+    """What is known of who asks. `local`: it is on the router's own host."""
+
+    key: str | None
+    names: frozenset[str]  # in a certificate that it has proved to own
+    local: bool
 
 
 class AdminRole:
@@ -30,11 +38,16 @@ class AdminRole:
     def require(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Raises PERMISSION_DENIED for any other client."""
         key = presented_key(context.invocation_metadata() or ())
+        local = context.peer().startswith(_LOOPBACK)
+        self.admit(method, Visitor(key, certified_names(context), local))
+
+    def admit(self, method: str, visitor: Visitor) -> None:
+        """Raises PERMISSION_DENIED for anybody else."""
         if self._digests or self._names:
-            allowed = self.has_key(key) or bool(self._names & certified_names(context))
+            allowed = self.has_key(visitor.key) or bool(self._names & visitor.names)
             need = "an admin key, or the certificate of an admin"
         else:
-            allowed = context.peer().startswith(_LOOPBACK)
+            allowed = visitor.local
             need = "to be called on the router's host, as long as no admin is configured"
         if not allowed:
             raise RequestError(Code.PERMISSION_DENIED, f"{method} needs {need}")

@@ -42,8 +42,8 @@ class Admitting:
         self._tenants = _tenants(config, self._servers)
         self.watermark = Watermark(ledger, Marks(config.low_watermark, config.high_watermark))
         self._shared = _shared(config, self._servers, router_id)
-        queue = FairQueue(config.max_queue)
-        self._gate = StartGate(registry, self.watermark, queue, metrics, time.monotonic)
+        self.queue = FairQueue(config.max_queue)
+        self._gate = StartGate(registry, self.watermark, self.queue, metrics, time.monotonic)
         limits = LocalLimits(time.monotonic)
         self.admission = Admission(
             config.max_in_flight,
@@ -56,7 +56,7 @@ class Admitting:
         )
         ledger.on_room(self._gate.wake)
         registry.on_change(self._gate.wake)
-        metrics.watch(queue, self.watermark, registry, self._tenants, self._shared)
+        metrics.watch(self.queue, self.watermark, registry, self._tenants, self._shared)
 
     def work(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What is to run as long as the router does, by name."""

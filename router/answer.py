@@ -43,6 +43,11 @@ class Answer:
         return self._call.node_name
 
     @property
+    def resumes(self) -> int:
+        """How often another node has gone on with it."""
+        return self._journey.resumes
+
+    @property
     def initial_metadata(self) -> list[Pair]:
         return to_client(self._call.initial_metadata)
 

@@ -35,16 +35,19 @@ from router.metrics import RouterMetrics
 from router.node import Node
 from router.node_names import PREFIX, Name
 from router.operations import Operations
+from router.overview import Overview
 from router.placement import Placement
 from router.prefix_pins import PrefixPins
 from router.prompt import PromptReader
 from router.pulse import Pulse
+from router.rates import Rates
 from router.registry import Registry
 from router.request_log import RequestLog
 from router.retry_budget import RetryBudget
 from router.sender import Sender
 from router.silence import SilenceDetector
 from router.tenant_salts import TenantSalts
+from router.ui_page import UiPage
 from router.watcher import Watcher
 
 log = structlog.get_logger("router")
@@ -78,16 +81,28 @@ class RouterApp:
             config, self._registry, self.ledger, self.metrics.admission, self._router_id
         )
         self.admission = self._admitting.admission
-        self.view = FleetView(self._registry, self.ledger, self._index)
+        self._rates = Rates(self._registry)
+        self.view = FleetView(self._registry, self.ledger, self._index, self._rates)
+        self._requests = RequestLog(config.log_requests)
+        self._overview = Overview(
+            self._fleet,
+            self.view,
+            config.policy,
+            self.admission,
+            self._admitting.queue,
+            self._requests,
+        )
         self._core = self._make_core()
         self._operations = Operations(self._core, self._registry, Drain(self._registry), self._pins)
         self._grpc = grpc.aio.server(options=SERVER_OPTIONS)
-        self._http = HttpFront(self._core, self.view, config, self._tls)
+        ui = UiPage(self._overview, self._admin)
+        self._http = HttpFront(self._core, self.view, ui, config, self._tls)
         self._health = health.aio.HealthServicer()
         self._silence = SilenceDetector(config.node_silence, config.stream_silence)
         self._pulse = Pulse(PULSE)
         self._pulse.on_beat(self._silence.pass_time)
         self._pulse.on_beat(self._registry.pass_time)
+        self._pulse.on_beat(self._rates.pass_time)
         self._tasks: list[asyncio.Task[Any]] = []
         self.grpc_port = self.http_port = 0
 
@@ -127,7 +142,7 @@ class RouterApp:
                 node_tls=self._config.node_tls_files is not None,
             ),
             request_timeout=self._config.request_timeout,
-            request_log=RequestLog(self._config.log_requests),
+            request_log=self._requests,
         )
 
     async def start(self) -> None:
@@ -182,7 +197,7 @@ class RouterApp:
         services = {
             INFERENCE: InferenceFront(self._core, limit).handlers(),
             FLEET: FleetFront(
-                self._core, self.view, self._operations, self._admin, limit
+                self._core, self.view, self._overview, self._operations, self._admin, limit
             ).handlers(),
         }
         for name, handlers in services.items():

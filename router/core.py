@@ -120,7 +120,7 @@ class RouterCore:
         Takes over `request` and fills in what the client left out. Raises RequestError.
         """
         arrived = time.monotonic()
-        with self._log.entry(caller.endpoint, request) as entry:
+        with self._log.entry(caller.endpoint, request, caller.tenant.name) as entry:
             job = await self._prepare(request, caller, arrived)
             if caller.ready is not None:
                 await caller.ready()
@@ -129,12 +129,13 @@ class RouterCore:
                 with closing(await self._admit(job, caller)) as charge:
                     answer = await self._dispatcher.open(job)
                     answer.report.queue_us = int(charge.waited * 1e6)
-                    entry.report = answer.report
+                    entry.answered(answer.report)
                     try:
                         yield answer
                         entry.summary = await answer.summary()
                         self.metrics.used(entry.summary.usage)
                     finally:
+                        entry.resumes = answer.resumes
                         charge.use(entry.summary.usage, answer.frames)
                         answer.close()
 
@@ -150,7 +151,8 @@ class RouterCore:
         generate = request.request
         # Before its place is counted: a tenant at its limit may go on elsewhere.
         attempt = self._leasing.next_attempt(caller.tenant, generate.request_id)
-        with self._log.entry(caller.endpoint, generate) as entry, ExitStack() as holds:
+        entered = self._log.entry(caller.endpoint, generate, caller.tenant.name)
+        with entered as entry, ExitStack() as holds:
             holds.enter_context(self._admission.slot(caller.tenant))
             job = await self._prepare(generate, caller, arrived)
             charge = holds.enter_context(closing(await self._admit(job, caller)))

@@ -4,16 +4,18 @@ from kvmesh.v1 import fleet_pb2
 from router.index import Index
 from router.ledger import Ledger
 from router.node import Node
+from router.rates import Rates
 from router.registry import Registry
 
 
 class FleetView:
-    """Reads registry, ledger and index; changes nothing."""
+    """Reads registry, ledger, index and rates; changes nothing."""
 
-    def __init__(self, registry: Registry, ledger: Ledger, index: Index) -> None:
+    def __init__(self, registry: Registry, ledger: Ledger, index: Index, rates: Rates) -> None:
         self._registry = registry
         self._ledger = ledger
         self._index = index
+        self._rates = rates
 
     @property
     def serving(self) -> bool:
@@ -36,4 +38,6 @@ class FleetView:
             index_mode=self._index.mode(node.name),
             indexed_blocks=self._index.size(node.name),
             num_blocks=node.num_blocks,
+            breaker=node.breaker.state.value,
+            rates=self._rates.of(node),
         )

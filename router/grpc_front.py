@@ -19,6 +19,7 @@ from router.fleet_view import FleetView
 from router.node import WINDOW_BYTES
 from router.node_call import NodeError
 from router.operations import Operations
+from router.overview import Overview
 from router.tenants import Tenant
 from router.wire import parse
 
@@ -137,24 +138,27 @@ class FleetFront(_Front):
         self,
         core: RouterCore,
         view: FleetView,
+        overview: Overview,
         operations: Operations,
         admin: AdminRole,
         max_request_bytes: int,
     ) -> None:
         super().__init__(core, max_request_bytes)
         self._view = view
+        self._overview = overview
         self._operations = operations
         self._admin = admin
 
     def handlers(self) -> dict[str, Any]:
         served = {"ListNodes": self.list_nodes, "Explain": self.explain}
-        changing = {
+        for_admins = {
+            "Overview": self.overview,
             "Drain": self.drain,
             "PinPrefix": self.pin_prefix,
             "UnpinPrefix": self.unpin_prefix,
             "ClearCache": self.clear_cache,
         }
-        guarded = {name: self._for_admins(name, handler) for name, handler in changing.items()}
+        guarded = {name: self._for_admins(name, handler) for name, handler in for_admins.items()}
         return {
             name: grpc.unary_unary_rpc_method_handler(handler)
             for name, handler in (served | guarded).items()
@@ -182,7 +186,12 @@ class FleetFront(_Front):
         route = await self.core.explain(request, caller)
         return _serialized(fleet_pb2.ExplainResponse(route=route))
 
-    # Of those that change something `handlers` sees to who may.
+    # Of those that are for admins `handlers` sees to who may.
+
+    @served("overview", bounded=False, by_anybody=True)
+    async def overview(self, raw: bytes, _context: Context, _tenant: Tenant) -> bytes:
+        parse(raw, fleet_pb2.OverviewRequest, self._max)
+        return _serialized(self._overview.read())
 
     @served("drain", bounded=False, by_anybody=True)
     async def drain(self, raw: bytes, _context: Context, _tenant: Tenant) -> bytes:

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from kvmesh.errors import RequestError, invalid
 from kvmesh.tls import ServerTls
 from router.http_errors import error_response
-from router.http_head import LargeHeadError
+from router.http_head import LargeHeadError, certified
 from router.http_io import SlowClientError
 
 
@@ -55,6 +55,8 @@ class PatientConnection(H11Protocol):
         # Head and body of an answer are two writes: with Nagle's algorithm the second waits 40 ms
         # for a client's delayed acknowledgement. asyncio leaves it on for listeners made elsewhere.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if (certificate := transport.get_extra_info("peercert")) is not None:
+            self.app = certified(self.app, certificate)
         self._arm()
 
     def data_received(self, data: bytes) -> None:

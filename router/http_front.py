@@ -33,6 +33,7 @@ from router.openai_answers import error_body
 from router.openai_chat import ChatBody
 from router.openai_completions import CompletionBody
 from router.tokenization import DetokenizeEndpoint, TokenizeEndpoint
+from router.ui_page import UiPage
 
 ENDING = 1.0
 """Seconds for the last words of answers that the grace has cut off."""
@@ -42,10 +43,16 @@ class HttpFront:
     """Listens from `start` to `stop`."""
 
     def __init__(
-        self, core: RouterCore, view: FleetView, config: RouterConfig, tls: ServerTls | None
+        self,
+        core: RouterCore,
+        view: FleetView,
+        ui: UiPage,
+        config: RouterConfig,
+        tls: ServerTls | None,
     ) -> None:
         self._core = core
         self._view = view
+        self._ui = ui
         self._config = config
         self._closing = asyncio.Event()
         self._server = _Server(
@@ -127,6 +134,7 @@ class HttpFront:
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
                 Route("/version", self._version),
+                *self._ui.routes(),
             ],
             exception_handlers={HTTPException: _http_error, Exception: _error},
         )

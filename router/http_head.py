@@ -1,15 +1,19 @@
 """What every HTTP request passes first: the bound on its head, and its id."""
 
 import uuid
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvmesh.errors import Code, RequestError
+from kvmesh.tls import names_in
 from kvmesh.validation import is_request_id
 from router.http_errors import error_response
 
 _GIVEN, _CHOSEN = "kvmesh.given_request_id", "kvmesh.request_id"
+_NAMES = "kvmesh.certified_names"
 
 
 class LargeHeadError(RequestError):
@@ -57,6 +61,22 @@ def choose_request_id(scope: Scope, own: str | None) -> str:
     if is_request_id(chosen):
         scope[_CHOSEN] = chosen
     return chosen
+
+
+def certified(app: ASGIApp, certificate: Mapping[str, Any]) -> ASGIApp:
+    """The application, for a client that has proved to own a certificate."""
+    names = names_in(certificate)
+
+    async def named(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, _NAMES: names}, receive, send)
+
+    return named
+
+
+def names_of_client(scope: Scope) -> frozenset[str]:
+    """In its certificate; none without one."""
+    names: frozenset[str] = scope.get(_NAMES, frozenset())
+    return names
 
 
 def _size(scope: Scope) -> int:

@@ -49,6 +49,7 @@ class Journey:
         self._budget = budget
         self._metrics = metrics
         self._resume_timeout = resume_timeout
+        self.resumes = 0
         self._attempts = 0
         self._lost: set[Life] = set()  # without a frame in between
 
@@ -76,6 +77,7 @@ class Journey:
         except RequestError:
             self._metrics.resumed("failed")
             raise
+        self.resumes += 1
         self._metrics.resumed("done")
         self._log(last, call, progress)
         return call, frame

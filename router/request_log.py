@@ -1,7 +1,10 @@
-"""One line per request that ends, however it ends. Never holds a prompt or an answer."""
+"""What became of each request: the last ones, and a line in the log for every one, however it ends.
+Never holds a prompt or an answer.
+"""
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,55 +16,71 @@ from kvmesh.v1 import generate_pb2 as pb
 
 log = structlog.get_logger("router")
 
+KEPT = 50
+"""Requests that are remembered once they have ended."""
+
 
 @dataclass(slots=True)
 class Entry:
-    """Filled in as the request goes on."""
+    """Filled in as the request goes on. Times are time.monotonic's, in seconds."""
 
     endpoint: str
     request_id: str
+    tenant: str
+    started: float
     report: pb.RouteReport = field(default_factory=pb.RouteReport)
     summary: pb.Summary = field(default_factory=pb.Summary)
+    first_frame: float | None = None
+    resumes: int = 0
+    code: Code = Code.OK
+    error: str = ""
+    ended: float = 0.0
+
+    def answered(self, report: pb.RouteReport) -> None:
+        """The first frame is there."""
+        self.report, self.first_frame = report, time.monotonic()
 
 
 class RequestLog:
-    """Writes a line for each entry when its block is left, if told to."""
+    """Keeps each entry when its block is left, the newest last, and writes a line if told to."""
 
     def __init__(self, enabled: bool) -> None:
+        self.last: deque[Entry] = deque(maxlen=KEPT)
         self._enabled = enabled
 
     @contextmanager
-    def entry(self, endpoint: str, request: pb.GenerateRequest) -> Iterator[Entry]:
-        entry = Entry(endpoint, request.request_id)
-        start = time.monotonic()
-        code, message = Code.OK, ""
+    def entry(self, endpoint: str, request: pb.GenerateRequest, tenant: str) -> Iterator[Entry]:
+        entry = Entry(endpoint, request.request_id, tenant, time.monotonic())
         try:
             yield entry
         except RequestError as error:
-            code, message = error.code, error.message
+            entry.code, entry.error = error.code, error.message
             raise
         except (asyncio.CancelledError, GeneratorExit):
-            code = Code.CANCELLED
+            entry.code = Code.CANCELLED
             raise
         except BaseException:
-            code = Code.INTERNAL
+            entry.code = Code.INTERNAL
             raise
         finally:
+            entry.ended = time.monotonic()
+            self.last.append(entry)
             if self._enabled:
-                _write(entry, code, message, time.monotonic() - start)
+                _write(entry)
 
 
-def _write(entry: Entry, code: Code, message: str, seconds: float) -> None:
+def _write(entry: Entry) -> None:
     report, summary = entry.report, entry.summary
     log.info(
         "request",
         request_id=report.request_id or entry.request_id,
         endpoint=entry.endpoint,
-        code=code.name,
-        error=message,
+        code=entry.code.name,
+        error=entry.error,
         node=report.node,
         reason=report.reason,
         attempt=report.attempt,
+        resumes=entry.resumes,
         prompt_tokens=report.prompt_tokens,
         cached_tokens=summary.usage.cached.gpu + summary.usage.cached.cpu,
         completion_tokens=summary.usage.completion_tokens,
@@ -70,5 +89,5 @@ def _write(entry: Entry, code: Code, message: str, seconds: float) -> None:
         admission_us=report.queue_us,
         queue_us=summary.queue_us,
         prefill_us=summary.prefill_us,
-        seconds=round(seconds, 6),
+        seconds=round(entry.ended - entry.started, 6),
     )

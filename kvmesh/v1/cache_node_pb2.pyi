@@ -516,6 +516,10 @@ class NodeLoad(_message.Message):
     GROWTH_SHARE_FIELD_NUMBER: _builtins.int
     QUERIED_TOKENS_FIELD_NUMBER: _builtins.int
     HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    CPU_HELD_BLOCKS_FIELD_NUMBER: _builtins.int
+    CPU_CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
+    CPU_FREE_BLOCKS_FIELD_NUMBER: _builtins.int
     committed_blocks: _builtins.int
     """Blocks that requests hold, that they are expected to grow by (`growth_share`), and that the waiting ones will take.
     May exceed the pool. Shared blocks that are held count once.
@@ -548,6 +552,14 @@ class NodeLoad(_message.Message):
     """Prompt tokens of the started requests that may use the prefix cache, since the node's start. A request counts once."""
     hit_tokens: _builtins.int
     """Of these, found in a cache of any tier."""
+    output_tokens: _builtins.int
+    """Tokens generated since the node's start, all samples."""
+    cpu_held_blocks: _builtins.int
+    """Blocks of the swap space that requests hold: of preempted ones, and of copies on their way."""
+    cpu_cached_blocks: _builtins.int
+    """Blocks of the swap space that hold prefixes and nothing else."""
+    cpu_free_blocks: _builtins.int
+    """Blocks of the swap space in no use."""
     def __init__(
         self,
         *,
@@ -565,10 +577,14 @@ class NodeLoad(_message.Message):
         growth_share: _builtins.float = ...,
         queried_tokens: _builtins.int = ...,
         hit_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        cpu_held_blocks: _builtins.int = ...,
+        cpu_cached_blocks: _builtins.int = ...,
+        cpu_free_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_blocks", b"committed_blocks", "decode_tokens_per_second", b"decode_tokens_per_second", "evictable_blocks", b"evictable_blocks", "free_blocks", b"free_blocks", "growth_share", b"growth_share", "hit_tokens", b"hit_tokens", "last_dispatch_sequence", b"last_dispatch_sequence", "preemptions", b"preemptions", "prefill_tokens_per_second", b"prefill_tokens_per_second", "queried_tokens", b"queried_tokens", "queued_prefill_tokens", b"queued_prefill_tokens", "running", b"running", "steps_without_progress", b"steps_without_progress", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_blocks", b"committed_blocks", "cpu_cached_blocks", b"cpu_cached_blocks", "cpu_free_blocks", b"cpu_free_blocks", "cpu_held_blocks", b"cpu_held_blocks", "decode_tokens_per_second", b"decode_tokens_per_second", "evictable_blocks", b"evictable_blocks", "free_blocks", b"free_blocks", "growth_share", b"growth_share", "hit_tokens", b"hit_tokens", "last_dispatch_sequence", b"last_dispatch_sequence", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "prefill_tokens_per_second", b"prefill_tokens_per_second", "queried_tokens", b"queried_tokens", "queued_prefill_tokens", b"queued_prefill_tokens", "running", b"running", "steps_without_progress", b"steps_without_progress", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

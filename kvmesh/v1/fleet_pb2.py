@@ -27,45 +27,55 @@ from kvmesh.v1 import cache_node_pb2 as kvmesh_dot_v1_dot_cache__node__pb2
 from kvmesh.v1 import generate_pb2 as kvmesh_dot_v1_dot_generate__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvmesh/v1/fleet.proto\x12\tkvmesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1akvmesh/v1/cache_node.proto\x1a\x18kvmesh/v1/generate.proto\"\x12\n\x10ListNodesRequest\"9\n\x11ListNodesResponse\x12$\n\x05nodes\x18\x01 \x03(\x0b\x32\x15.kvmesh.v1.NodeStatus\"\xfd\x01\n\nNodeStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12%\n\x06health\x18\x03 \x01(\x0e\x32\x15.kvmesh.v1.NodeHealth\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12!\n\x04load\x18\x06 \x01(\x0b\x32\x13.kvmesh.v1.NodeLoad\x12\x11\n\tin_flight\x18\x07 \x01(\r\x12(\n\nindex_mode\x18\x08 \x01(\x0e\x32\x14.kvmesh.v1.IndexMode\x12\x16\n\x0eindexed_blocks\x18\t \x01(\x04\x12\x12\n\nnum_blocks\x18\n \x01(\x04\"=\n\x0e\x45xplainRequest\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x1a.kvmesh.v1.GenerateRequest\"8\n\x0f\x45xplainResponse\x12%\n\x05route\x18\x01 \x01(\x0b\x32\x16.kvmesh.v1.RouteReport\"k\n\x11\x46leetDrainRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04move\x18\x03 \x01(\x08\x12\x0e\n\x06resume\x18\x04 \x01(\x08\"%\n\x12\x46leetDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\"\x97\x01\n\x10PinPrefixRequest\x12*\n\x06prefix\x18\x01 \x01(\x0b\x32\x1a.kvmesh.v1.GenerateRequest\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08priority\x18\x03 \x01(\x05\x12\r\n\x05nodes\x18\x04 \x01(\r\x12\x0e\n\x06tenant\x18\x05 \x01(\t\"l\n\x11PinPrefixResponse\x12\x0e\n\x06pin_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\x12\r\n\x05nodes\x18\x03 \x03(\t\x12(\n\x08\x66\x61ilures\x18\x04 \x03(\x0b\x32\x16.kvmesh.v1.NodeFailure\"+\n\x0bNodeFailure\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"$\n\x12UnpinPrefixRequest\x12\x0e\n\x06pin_id\x18\x01 \x01(\t\"N\n\x13UnpinPrefixResponse\x12\r\n\x05nodes\x18\x01 \x03(\t\x12(\n\x08\x66\x61ilures\x18\x02 \x03(\x0b\x32\x16.kvmesh.v1.NodeFailure\"/\n\x11\x43learCacheRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04pins\x18\x02 \x01(\x08\"e\n\x12\x43learCacheResponse\x12\x16\n\x0e\x63leared_blocks\x18\x01 \x01(\x04\x12\r\n\x05nodes\x18\x02 \x03(\t\x12(\n\x08\x66\x61ilures\x18\x03 \x03(\x0b\x32\x16.kvmesh.v1.NodeFailure*\xa2\x01\n\nNodeHealth\x12\x1b\n\x17NODE_HEALTH_UNSPECIFIED\x10\x00\x12\x1a\n\x16NODE_HEALTH_CONNECTING\x10\x01\x12\x12\n\x0eNODE_HEALTH_UP\x10\x02\x12\x18\n\x14NODE_HEALTH_DRAINING\x10\x03\x12\x14\n\x10NODE_HEALTH_DOWN\x10\x04\x12\x17\n\x13NODE_HEALTH_REFUSED\x10\x05*i\n\tIndexMode\x12\x1a\n\x16INDEX_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10INDEX_MODE_EXACT\x10\x01\x12\x14\n\x10INDEX_MODE_STALE\x10\x02\x12\x14\n\x10INDEX_MODE_BLIND\x10\x03\x32\xb8\x03\n\x05\x46leet\x12\x46\n\tListNodes\x12\x1b.kvmesh.v1.ListNodesRequest\x1a\x1c.kvmesh.v1.ListNodesResponse\x12@\n\x07\x45xplain\x12\x19.kvmesh.v1.ExplainRequest\x1a\x1a.kvmesh.v1.ExplainResponse\x12\x44\n\x05\x44rain\x12\x1c.kvmesh.v1.FleetDrainRequest\x1a\x1d.kvmesh.v1.FleetDrainResponse\x12\x46\n\tPinPrefix\x12\x1b.kvmesh.v1.PinPrefixRequest\x1a\x1c.kvmesh.v1.PinPrefixResponse\x12L\n\x0bUnpinPrefix\x12\x1d.kvmesh.v1.UnpinPrefixRequest\x1a\x1e.kvmesh.v1.UnpinPrefixResponse\x12I\n\nClearCache\x12\x1c.kvmesh.v1.ClearCacheRequest\x1a\x1d.kvmesh.v1.ClearCacheResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvmesh/v1/fleet.proto\x12\tkvmesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1akvmesh/v1/cache_node.proto\x1a\x18kvmesh/v1/generate.proto\"\x12\n\x10ListNodesRequest\"9\n\x11ListNodesResponse\x12$\n\x05nodes\x18\x01 \x03(\x0b\x32\x15.kvmesh.v1.NodeStatus\"\xaf\x02\n\nNodeStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12%\n\x06health\x18\x03 \x01(\x0e\x32\x15.kvmesh.v1.NodeHealth\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12!\n\x04load\x18\x06 \x01(\x0b\x32\x13.kvmesh.v1.NodeLoad\x12\x11\n\tin_flight\x18\x07 \x01(\r\x12(\n\nindex_mode\x18\x08 \x01(\x0e\x32\x14.kvmesh.v1.IndexMode\x12\x16\n\x0eindexed_blocks\x18\t \x01(\x04\x12\x12\n\nnum_blocks\x18\n \x01(\x04\x12\x0f\n\x07\x62reaker\x18\x0b \x01(\t\x12\x1f\n\x05rates\x18\x0c \x01(\x0b\x32\x10.kvmesh.v1.Rates\"\x11\n\x0fOverviewRequest\"\xfd\x01\n\x10OverviewResponse\x12\x0e\n\x06now_us\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\x1f\n\x05rates\x18\x05 \x01(\x0b\x32\x10.kvmesh.v1.Rates\x12\x11\n\tin_flight\x18\x06 \x01(\r\x12$\n\x05queue\x18\x07 \x03(\x0b\x32\x15.kvmesh.v1.QueueClass\x12$\n\x05nodes\x18\x08 \x03(\x0b\x32\x15.kvmesh.v1.NodeStatus\x12)\n\x08requests\x18\t \x03(\x0b\x32\x17.kvmesh.v1.EndedRequest\"I\n\x05Rates\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x01\x12\x12\n\nhit_tokens\x18\x02 \x01(\x01\x12\x15\n\routput_tokens\x18\x03 \x01(\x01\"B\n\nQueueClass\x12\x10\n\x08priority\x18\x01 \x01(\t\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x11\n\toldest_us\x18\x03 \x01(\x04\"\xf3\x01\n\x0c\x45ndedRequest\x12\x10\n\x08\x65nded_us\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12%\n\x05route\x18\x07 \x01(\x0b\x32\x16.kvmesh.v1.RouteReport\x12#\n\x07summary\x18\x08 \x01(\x0b\x32\x12.kvmesh.v1.Summary\x12\x0f\n\x07ttft_us\x18\t \x01(\x04\x12\x10\n\x08total_us\x18\n \x01(\x04\x12\x0f\n\x07resumes\x18\x0b \x01(\r\"=\n\x0e\x45xplainRequest\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x1a.kvmesh.v1.GenerateRequest\"8\n\x0f\x45xplainResponse\x12%\n\x05route\x18\x01 \x01(\x0b\x32\x16.kvmesh.v1.RouteReport\"k\n\x11\x46leetDrainRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04move\x18\x03 \x01(\x08\x12\x0e\n\x06resume\x18\x04 \x01(\x08\"%\n\x12\x46leetDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\"\x97\x01\n\x10PinPrefixRequest\x12*\n\x06prefix\x18\x01 \x01(\x0b\x32\x1a.kvmesh.v1.GenerateRequest\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08priority\x18\x03 \x01(\x05\x12\r\n\x05nodes\x18\x04 \x01(\r\x12\x0e\n\x06tenant\x18\x05 \x01(\t\"l\n\x11PinPrefixResponse\x12\x0e\n\x06pin_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\x12\r\n\x05nodes\x18\x03 \x03(\t\x12(\n\x08\x66\x61ilures\x18\x04 \x03(\x0b\x32\x16.kvmesh.v1.NodeFailure\"+\n\x0bNodeFailure\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"$\n\x12UnpinPrefixRequest\x12\x0e\n\x06pin_id\x18\x01 \x01(\t\"N\n\x13UnpinPrefixResponse\x12\r\n\x05nodes\x18\x01 \x03(\t\x12(\n\x08\x66\x61ilures\x18\x02 \x03(\x0b\x32\x16.kvmesh.v1.NodeFailure\"/\n\x11\x43learCacheRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04pins\x18\x02 \x01(\x08\"e\n\x12\x43learCacheResponse\x12\x16\n\x0e\x63leared_blocks\x18\x01 \x01(\x04\x12\r\n\x05nodes\x18\x02 \x03(\t\x12(\n\x08\x66\x61ilures\x18\x03 \x03(\x0b\x32\x16.kvmesh.v1.NodeFailure*\xa2\x01\n\nNodeHealth\x12\x1b\n\x17NODE_HEALTH_UNSPECIFIED\x10\x00\x12\x1a\n\x16NODE_HEALTH_CONNECTING\x10\x01\x12\x12\n\x0eNODE_HEALTH_UP\x10\x02\x12\x18\n\x14NODE_HEALTH_DRAINING\x10\x03\x12\x14\n\x10NODE_HEALTH_DOWN\x10\x04\x12\x17\n\x13NODE_HEALTH_REFUSED\x10\x05*i\n\tIndexMode\x12\x1a\n\x16INDEX_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10INDEX_MODE_EXACT\x10\x01\x12\x14\n\x10INDEX_MODE_STALE\x10\x02\x12\x14\n\x10INDEX_MODE_BLIND\x10\x03\x32\xfd\x03\n\x05\x46leet\x12\x46\n\tListNodes\x12\x1b.kvmesh.v1.ListNodesRequest\x1a\x1c.kvmesh.v1.ListNodesResponse\x12\x43\n\x08Overview\x12\x1a.kvmesh.v1.OverviewRequest\x1a\x1b.kvmesh.v1.OverviewResponse\x12@\n\x07\x45xplain\x12\x19.kvmesh.v1.ExplainRequest\x1a\x1a.kvmesh.v1.ExplainResponse\x12\x44\n\x05\x44rain\x12\x1c.kvmesh.v1.FleetDrainRequest\x1a\x1d.kvmesh.v1.FleetDrainResponse\x12\x46\n\tPinPrefix\x12\x1b.kvmesh.v1.PinPrefixRequest\x1a\x1c.kvmesh.v1.PinPrefixResponse\x12L\n\x0bUnpinPrefix\x12\x1d.kvmesh.v1.UnpinPrefixRequest\x1a\x1e.kvmesh.v1.UnpinPrefixResponse\x12I\n\nClearCache\x12\x1c.kvmesh.v1.ClearCacheRequest\x1a\x1d.kvmesh.v1.ClearCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvmesh.v1.fleet_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NODEHEALTH']._serialized_start=1306
-  _globals['_NODEHEALTH']._serialized_end=1468
-  _globals['_INDEXMODE']._serialized_start=1470
-  _globals['_INDEXMODE']._serialized_end=1575
+  _globals['_NODEHEALTH']._serialized_start=2020
+  _globals['_NODEHEALTH']._serialized_end=2182
+  _globals['_INDEXMODE']._serialized_start=2184
+  _globals['_INDEXMODE']._serialized_end=2289
   _globals['_LISTNODESREQUEST']._serialized_start=122
   _globals['_LISTNODESREQUEST']._serialized_end=140
   _globals['_LISTNODESRESPONSE']._serialized_start=142
   _globals['_LISTNODESRESPONSE']._serialized_end=199
   _globals['_NODESTATUS']._serialized_start=202
-  _globals['_NODESTATUS']._serialized_end=455
-  _globals['_EXPLAINREQUEST']._serialized_start=457
-  _globals['_EXPLAINREQUEST']._serialized_end=518
-  _globals['_EXPLAINRESPONSE']._serialized_start=520
-  _globals['_EXPLAINRESPONSE']._serialized_end=576
-  _globals['_FLEETDRAINREQUEST']._serialized_start=578
-  _globals['_FLEETDRAINREQUEST']._serialized_end=685
-  _globals['_FLEETDRAINRESPONSE']._serialized_start=687
-  _globals['_FLEETDRAINRESPONSE']._serialized_end=724
-  _globals['_PINPREFIXREQUEST']._serialized_start=727
-  _globals['_PINPREFIXREQUEST']._serialized_end=878
-  _globals['_PINPREFIXRESPONSE']._serialized_start=880
-  _globals['_PINPREFIXRESPONSE']._serialized_end=988
-  _globals['_NODEFAILURE']._serialized_start=990
-  _globals['_NODEFAILURE']._serialized_end=1033
-  _globals['_UNPINPREFIXREQUEST']._serialized_start=1035
-  _globals['_UNPINPREFIXREQUEST']._serialized_end=1071
-  _globals['_UNPINPREFIXRESPONSE']._serialized_start=1073
-  _globals['_UNPINPREFIXRESPONSE']._serialized_end=1151
-  _globals['_CLEARCACHEREQUEST']._serialized_start=1153
-  _globals['_CLEARCACHEREQUEST']._serialized_end=1200
-  _globals['_CLEARCACHERESPONSE']._serialized_start=1202
-  _globals['_CLEARCACHERESPONSE']._serialized_end=1303
-  _globals['_FLEET']._serialized_start=1578
-  _globals['_FLEET']._serialized_end=2018
+  _globals['_NODESTATUS']._serialized_end=505
+  _globals['_OVERVIEWREQUEST']._serialized_start=507
+  _globals['_OVERVIEWREQUEST']._serialized_end=524
+  _globals['_OVERVIEWRESPONSE']._serialized_start=527
+  _globals['_OVERVIEWRESPONSE']._serialized_end=780
+  _globals['_RATES']._serialized_start=782
+  _globals['_RATES']._serialized_end=855
+  _globals['_QUEUECLASS']._serialized_start=857
+  _globals['_QUEUECLASS']._serialized_end=923
+  _globals['_ENDEDREQUEST']._serialized_start=926
+  _globals['_ENDEDREQUEST']._serialized_end=1169
+  _globals['_EXPLAINREQUEST']._serialized_start=1171
+  _globals['_EXPLAINREQUEST']._serialized_end=1232
+  _globals['_EXPLAINRESPONSE']._serialized_start=1234
+  _globals['_EXPLAINRESPONSE']._serialized_end=1290
+  _globals['_FLEETDRAINREQUEST']._serialized_start=1292
+  _globals['_FLEETDRAINREQUEST']._serialized_end=1399
+  _globals['_FLEETDRAINRESPONSE']._serialized_start=1401
+  _globals['_FLEETDRAINRESPONSE']._serialized_end=1438
+  _globals['_PINPREFIXREQUEST']._serialized_start=1441
+  _globals['_PINPREFIXREQUEST']._serialized_end=1592
+  _globals['_PINPREFIXRESPONSE']._serialized_start=1594
+  _globals['_PINPREFIXRESPONSE']._serialized_end=1702
+  _globals['_NODEFAILURE']._serialized_start=1704
+  _globals['_NODEFAILURE']._serialized_end=1747
+  _globals['_UNPINPREFIXREQUEST']._serialized_start=1749
+  _globals['_UNPINPREFIXREQUEST']._serialized_end=1785
+  _globals['_UNPINPREFIXRESPONSE']._serialized_start=1787
+  _globals['_UNPINPREFIXRESPONSE']._serialized_end=1865
+  _globals['_CLEARCACHEREQUEST']._serialized_start=1867
+  _globals['_CLEARCACHEREQUEST']._serialized_end=1914
+  _globals['_CLEARCACHERESPONSE']._serialized_start=1916
+  _globals['_CLEARCACHERESPONSE']._serialized_end=2017
+  _globals['_FLEET']._serialized_start=2292
+  _globals['_FLEET']._serialized_end=2801
 # @@protoc_insertion_point(module_scope)

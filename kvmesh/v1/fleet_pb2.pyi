@@ -139,6 +139,8 @@ class NodeStatus(_message.Message):
     INDEX_MODE_FIELD_NUMBER: _builtins.int
     INDEXED_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    BREAKER_FIELD_NUMBER: _builtins.int
+    RATES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name that the node gave itself; empty until it has answered once."""
     address: _builtins.str
@@ -157,9 +159,17 @@ class NodeStatus(_message.Message):
     """Block keys that the index holds for the node."""
     num_blocks: _builtins.int
     """As in NodeInfo; 0 until the node has answered once."""
+    breaker: _builtins.str
+    """State of the node's breaker: closed (requests go there), open (none does, it failed too often), half-open (one at a
+    time does, on trial).
+    """
     @_builtins.property
     def load(self) -> _cache_node_pb2.NodeLoad:
         """The last load that the node reported."""
+
+    @_builtins.property
+    def rates(self) -> Global___Rates:
+        """What it does, for whatever router."""
 
     def __init__(
         self,
@@ -174,14 +184,221 @@ class NodeStatus(_message.Message):
         index_mode: Global___IndexMode.ValueType = ...,
         indexed_blocks: _builtins.int = ...,
         num_blocks: _builtins.int = ...,
+        breaker: _builtins.str = ...,
+        rates: Global___Rates | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "rates", b"rates"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "detail", b"detail", "epoch", b"epoch", "health", b"health", "in_flight", b"in_flight", "index_mode", b"index_mode", "indexed_blocks", b"indexed_blocks", "load", b"load", "name", b"name", "num_blocks", b"num_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "breaker", b"breaker", "detail", b"detail", "epoch", b"epoch", "health", b"health", "in_flight", b"in_flight", "index_mode", b"index_mode", "indexed_blocks", b"indexed_blocks", "load", b"load", "name", b"name", "num_blocks", b"num_blocks", "rates", b"rates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeStatus: _TypeAlias = NodeStatus  # noqa: Y015
+
+@_typing.final
+class OverviewRequest(_message.Message):
+    """Has nothing to say."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OverviewRequest: _TypeAlias = OverviewRequest  # noqa: Y015
+
+@_typing.final
+class OverviewResponse(_message.Message):
+    """A router and its fleet at one moment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NOW_US_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    RATES_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    now_us: _builtins.int
+    """The router's clock, microseconds since 1970."""
+    version: _builtins.str
+    """kvmesh version of the router."""
+    model: _builtins.str
+    """Name of the served model; empty until a node has answered."""
+    policy: _builtins.str
+    """Policy that chooses nodes."""
+    in_flight: _builtins.int
+    """Requests between arrival at this router and their end, those that wait in its queue among them."""
+    @_builtins.property
+    def rates(self) -> Global___Rates:
+        """What all nodes do together."""
+
+    @_builtins.property
+    def queue(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueClass]:
+        """The router's queue, a class of priority each, the first class first."""
+
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]:
+        """As in ListNodes."""
+
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndedRequest]:
+        """The last ones that ended at this router, the newest first, at most 50. No prompt and no answer."""
+
+    def __init__(
+        self,
+        *,
+        now_us: _builtins.int = ...,
+        version: _builtins.str = ...,
+        model: _builtins.str = ...,
+        policy: _builtins.str = ...,
+        rates: Global___Rates | None = ...,
+        in_flight: _builtins.int = ...,
+        queue: _abc.Iterable[Global___QueueClass] | None = ...,
+        nodes: _abc.Iterable[Global___NodeStatus] | None = ...,
+        requests: _abc.Iterable[Global___EndedRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rates", b"rates"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight", b"in_flight", "model", b"model", "nodes", b"nodes", "now_us", b"now_us", "policy", b"policy", "queue", b"queue", "rates", b"rates", "requests", b"requests", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OverviewResponse: _TypeAlias = OverviewResponse  # noqa: Y015
+
+@_typing.final
+class Rates(_message.Message):
+    """Tokens a second, in the mean of the last ten seconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    prompt_tokens: _builtins.float
+    """Prompt tokens that were looked up in the prefix cache."""
+    hit_tokens: _builtins.float
+    """Of these, found there."""
+    output_tokens: _builtins.float
+    """Generated tokens."""
+    def __init__(
+        self,
+        *,
+        prompt_tokens: _builtins.float = ...,
+        hit_tokens: _builtins.float = ...,
+        output_tokens: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hit_tokens", b"hit_tokens", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rates: _TypeAlias = Rates  # noqa: Y015
+
+@_typing.final
+class QueueClass(_message.Message):
+    """The requests of a class of priority that wait for room on a node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    OLDEST_US_FIELD_NUMBER: _builtins.int
+    priority: _builtins.str
+    """high, normal or low."""
+    waiting: _builtins.int
+    """How many."""
+    oldest_us: _builtins.int
+    """How long the oldest has waited, microseconds."""
+    def __init__(
+        self,
+        *,
+        priority: _builtins.str = ...,
+        waiting: _builtins.int = ...,
+        oldest_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["oldest_us", b"oldest_us", "priority", b"priority", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueueClass: _TypeAlias = QueueClass  # noqa: Y015
+
+@_typing.final
+class EndedRequest(_message.Message):
+    """A request that has ended, and what the cache did for it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDED_US_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
+    SUMMARY_FIELD_NUMBER: _builtins.int
+    TTFT_US_FIELD_NUMBER: _builtins.int
+    TOTAL_US_FIELD_NUMBER: _builtins.int
+    RESUMES_FIELD_NUMBER: _builtins.int
+    ended_us: _builtins.int
+    """The router's clock at its end, microseconds since 1970."""
+    request_id: _builtins.str
+    """As in GenerateRequest, or made by the router."""
+    endpoint: _builtins.str
+    """completions, chat, generate, route."""
+    code: _builtins.str
+    """Name of the status that it ended with, such as OK or CANCELLED."""
+    error: _builtins.str
+    """Why, when that is not OK; at most 200 characters."""
+    tenant: _builtins.str
+    """Name of the tenant; empty without tenants."""
+    ttft_us: _builtins.int
+    """From arrival to the first frame, microseconds; 0 without one."""
+    total_us: _builtins.int
+    """From arrival to the end, microseconds."""
+    resumes: _builtins.int
+    """How often it lost its node and went on at another."""
+    @_builtins.property
+    def route(self) -> _generate_pb2.RouteReport:
+        """Where it went first and why, without candidates. Empty when it never got so far."""
+
+    @_builtins.property
+    def summary(self) -> _generate_pb2.Summary:
+        """The account of the node that ended it. Empty when there is none."""
+
+    def __init__(
+        self,
+        *,
+        ended_us: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+        endpoint: _builtins.str = ...,
+        code: _builtins.str = ...,
+        error: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        route: _generate_pb2.RouteReport | None = ...,
+        summary: _generate_pb2.Summary | None = ...,
+        ttft_us: _builtins.int = ...,
+        total_us: _builtins.int = ...,
+        resumes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "summary", b"summary"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "ended_us", b"ended_us", "endpoint", b"endpoint", "error", b"error", "request_id", b"request_id", "resumes", b"resumes", "route", b"route", "summary", b"summary", "tenant", b"tenant", "total_us", b"total_us", "ttft_us", b"ttft_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndedRequest: _TypeAlias = EndedRequest  # noqa: Y015
 
 @_typing.final
 class ExplainRequest(_message.Message):

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class FleetStub:
-    """What a router does for its operators. Methods that change the fleet are for admins: who presents an admin key
+    """What a router does for its operators. Overview, and methods that change the fleet, are for admins: who presents an admin key
     (metadata `authorization: Bearer KEY` or `x-api-key`), or has a client certificate with an admin's name. Everybody
     else gets PERMISSION_DENIED.
     """
@@ -41,6 +41,11 @@ class FleetStub:
                 '/kvmesh.v1.Fleet/ListNodes',
                 request_serializer=kvmesh_dot_v1_dot_fleet__pb2.ListNodesRequest.SerializeToString,
                 response_deserializer=kvmesh_dot_v1_dot_fleet__pb2.ListNodesResponse.FromString,
+                _registered_method=True)
+        self.Overview = channel.unary_unary(
+                '/kvmesh.v1.Fleet/Overview',
+                request_serializer=kvmesh_dot_v1_dot_fleet__pb2.OverviewRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_v1_dot_fleet__pb2.OverviewResponse.FromString,
                 _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/kvmesh.v1.Fleet/Explain',
@@ -70,13 +75,20 @@ class FleetStub:
 
 
 class FleetServicer:
-    """What a router does for its operators. Methods that change the fleet are for admins: who presents an admin key
+    """What a router does for its operators. Overview, and methods that change the fleet, are for admins: who presents an admin key
     (metadata `authorization: Bearer KEY` or `x-api-key`), or has a client certificate with an admin's name. Everybody
     else gets PERMISSION_DENIED.
     """
 
     def ListNodes(self, request, context):
         """All nodes that the router knows, with what it knows of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Overview(self, request, context):
+        """What the router knows of its fleet at this moment: rates, queue, nodes, and the cache's part in the last requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,6 +140,11 @@ def add_FleetServicer_to_server(servicer, server):
                     request_deserializer=kvmesh_dot_v1_dot_fleet__pb2.ListNodesRequest.FromString,
                     response_serializer=kvmesh_dot_v1_dot_fleet__pb2.ListNodesResponse.SerializeToString,
             ),
+            'Overview': grpc.unary_unary_rpc_method_handler(
+                    servicer.Overview,
+                    request_deserializer=kvmesh_dot_v1_dot_fleet__pb2.OverviewRequest.FromString,
+                    response_serializer=kvmesh_dot_v1_dot_fleet__pb2.OverviewResponse.SerializeToString,
+            ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
                     request_deserializer=kvmesh_dot_v1_dot_fleet__pb2.ExplainRequest.FromString,
@@ -162,7 +179,7 @@ def add_FleetServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Fleet:
-    """What a router does for its operators. Methods that change the fleet are for admins: who presents an admin key
+    """What a router does for its operators. Overview, and methods that change the fleet, are for admins: who presents an admin key
     (metadata `authorization: Bearer KEY` or `x-api-key`), or has a client certificate with an admin's name. Everybody
     else gets PERMISSION_DENIED.
     """
@@ -184,6 +201,33 @@ class Fleet:
             '/kvmesh.v1.Fleet/ListNodes',
             kvmesh_dot_v1_dot_fleet__pb2.ListNodesRequest.SerializeToString,
             kvmesh_dot_v1_dot_fleet__pb2.ListNodesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Overview(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvmesh.v1.Fleet/Overview',
+            kvmesh_dot_v1_dot_fleet__pb2.OverviewRequest.SerializeToString,
+            kvmesh_dot_v1_dot_fleet__pb2.OverviewResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class FleetStub:
-    """What a router does for its operators. Methods that change the fleet are for admins: who presents an admin key
+    """What a router does for its operators. Overview, and methods that change the fleet, are for admins: who presents an admin key
     (metadata `authorization: Bearer KEY` or `x-api-key`), or has a client certificate with an admin's name. Everybody
     else gets PERMISSION_DENIED.
     """
@@ -38,6 +38,8 @@ class FleetStub:
     def __new__(cls, channel: _aio.Channel) -> FleetAsyncStub: ...
     ListNodes: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ListNodesRequest, _fleet_pb2.ListNodesResponse]
     """All nodes that the router knows, with what it knows of them."""
+    Overview: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.OverviewRequest, _fleet_pb2.OverviewResponse]
+    """What the router knows of its fleet at this moment: rates, queue, nodes, and the cache's part in the last requests."""
     Explain: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ExplainRequest, _fleet_pb2.ExplainResponse]
     """Where would this prompt go now, and why? Reserves nothing."""
     Drain: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.FleetDrainRequest, _fleet_pb2.FleetDrainResponse]
@@ -57,7 +59,7 @@ class FleetStub:
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
-    """What a router does for its operators. Methods that change the fleet are for admins: who presents an admin key
+    """What a router does for its operators. Overview, and methods that change the fleet, are for admins: who presents an admin key
     (metadata `authorization: Bearer KEY` or `x-api-key`), or has a client certificate with an admin's name. Everybody
     else gets PERMISSION_DENIED.
     """
@@ -65,6 +67,8 @@ class FleetAsyncStub(FleetStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListNodes: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ListNodesRequest, _fleet_pb2.ListNodesResponse]  # type: ignore[assignment]
     """All nodes that the router knows, with what it knows of them."""
+    Overview: _aio.UnaryUnaryMultiCallable[_fleet_pb2.OverviewRequest, _fleet_pb2.OverviewResponse]  # type: ignore[assignment]
+    """What the router knows of its fleet at this moment: rates, queue, nodes, and the cache's part in the last requests."""
     Explain: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ExplainRequest, _fleet_pb2.ExplainResponse]  # type: ignore[assignment]
     """Where would this prompt go now, and why? Reserves nothing."""
     Drain: _aio.UnaryUnaryMultiCallable[_fleet_pb2.FleetDrainRequest, _fleet_pb2.FleetDrainResponse]  # type: ignore[assignment]
@@ -83,7 +87,7 @@ class FleetAsyncStub(FleetStub):
     """
 
 class FleetServicer:
-    """What a router does for its operators. Methods that change the fleet are for admins: who presents an admin key
+    """What a router does for its operators. Overview, and methods that change the fleet, are for admins: who presents an admin key
     (metadata `authorization: Bearer KEY` or `x-api-key`), or has a client certificate with an admin's name. Everybody
     else gets PERMISSION_DENIED.
     """
@@ -94,6 +98,13 @@ class FleetServicer:
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.ListNodesResponse, _abc.Awaitable[_fleet_pb2.ListNodesResponse]]:
         """All nodes that the router knows, with what it knows of them."""
+
+    def Overview(
+        self,
+        request: _fleet_pb2.OverviewRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.OverviewResponse, _abc.Awaitable[_fleet_pb2.OverviewResponse]]:
+        """What the router knows of its fleet at this moment: rates, queue, nodes, and the cache's part in the last requests."""
 
     def Explain(
         self,

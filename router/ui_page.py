@@ -1,0 +1,103 @@
+"""The built-in web page: its files, and the state that it shows to admins."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from importlib import resources
+from ipaddress import IPv6Address, ip_address
+
+from google.protobuf.json_format import MessageToJson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kvmesh.errors import RequestError
+from kvmesh.v1 import fleet_pb2
+from router.admin import AdminRole, Visitor
+from router.http_errors import error_response
+from router.http_head import names_of_client
+from router.metadata import presented_key
+from router.overview import Overview
+
+PAGE = "index.html"
+FILES = {
+    PAGE: "text/html",
+    "ui.css": "text/css",
+    **dict.fromkeys(("ui.js", "dom.js", "fleet.js", "nodes.js", "requests.js"), "text/javascript"),
+}
+HEADERS = {
+    # Nothing from elsewhere, nothing inline, and no text that could become markup.
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class UiPage:
+    """The files are for everybody, `/ui/state` (an OverviewResponse as JSON) is for admins."""
+
+    def __init__(self, overview: Overview, admin: AdminRole) -> None:
+        self._overview = overview
+        self._admin = admin
+
+    def routes(self) -> list[Route]:
+        files = [Route(f"/ui/{name}", _file(name)) for name in FILES if name != PAGE]
+        return [Route("/ui", _file(PAGE)), *files, Route("/ui/state", self._state)]
+
+    async def _state(self, request: Request) -> Response:
+        try:
+            self._admin.admit("/ui", _visitor(request))
+        except RequestError as error:
+            return error_response(error)
+        # Hundreds of nodes take milliseconds to write.
+        body = await asyncio.to_thread(_json, self._overview.read())
+        return Response(body, headers=HEADERS, media_type="application/json")
+
+
+def _json(overview: fleet_pb2.OverviewResponse) -> str:
+    return MessageToJson(
+        overview,
+        preserving_proto_field_name=True,
+        always_print_fields_with_no_presence=True,
+        indent=None,
+    )
+
+
+def _file(name: str) -> Handler:
+    content = resources.files("router").joinpath("ui", name).read_bytes()
+
+    async def serve(_request: Request) -> Response:
+        return Response(content, headers=HEADERS, media_type=FILES[name])
+
+    return serve
+
+
+def _visitor(request: Request) -> Visitor:
+    """A page of another site, in a browser on the router's host, is not local: its requests have an
+    Origin, or a name of its own for this host.
+    """
+    local = (
+        request.client is not None
+        and _is_loopback(request.client.host)
+        and _is_loopback(request.url.hostname or "")
+        and "origin" not in request.headers
+    )
+    key = presented_key(request.headers.items())
+    return Visitor(key, names_of_client(request.scope), local)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    plain = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (plain or address).is_loopback
