@@ -36,6 +36,7 @@ class NodeConfig:
     host: str = "127.0.0.1"
     port: int = 50061  # 0 takes a free one
     metrics_port: int | None = None  # Prometheus metrics over HTTP; None: none
+    vllm_metrics: bool = False  # these also under vLLM's names
     tls_cert: Path | None = None  # PEM chain that gRPC and metrics show; None: plain text
     tls_key: Path | None = None  # of tls_cert
     tls_ca: Path | None = None  # routers must have a certificate from these roots

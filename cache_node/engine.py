@@ -18,6 +18,7 @@ from cache_node.speed import SpeedMeter
 from cache_node.step import Step
 from cache_node.step_output import Delta, Ended, Load, StepOutput
 from cache_node.step_plan import Executor
+from cache_node.timings import Timings
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -43,6 +44,7 @@ class Engine:
         on_death: Callable[[], None],
     ) -> None:
         self._scheduler = scheduler
+        self.timings = Timings()
         self._executor = executor
         self._clock = clock
         self._deliver = deliver
@@ -114,7 +116,7 @@ class Engine:
     def load(self) -> Load:
         """Of now. On the engine's thread, or before it starts."""
         roster, pool = self._scheduler.roster, self._scheduler.memory.pool
-        tier = self._scheduler.memory.tier
+        tier, loads = self._scheduler.memory.tier, self._scheduler.memory.loads
         return Load(
             committed_blocks=self._scheduler.committed_blocks,
             growth_share=self._scheduler.growth_share,
@@ -124,6 +126,8 @@ class Engine:
             cpu_held_blocks=tier.pool.num_held if tier else 0,
             cpu_cached_blocks=tier.pool.num_evictable if tier else 0,
             cpu_free_blocks=tier.pool.num_free - tier.pool.num_evictable if tier else 0,
+            offloaded_blocks=tier.offloaded_blocks if tier else 0,
+            loaded_blocks=loads.loaded_blocks if loads is not None else 0,
             running=len(roster.running),
             waiting=len(roster.waiting) + len(roster.loading),
             queued_prefill_tokens=roster.queued_prefill_tokens,
@@ -177,9 +181,12 @@ class Engine:
         if step.rows:
             self._steps += 1
             self._speed.record(step.plan, now - start)
+            self.timings.stepped(step.plan.num_tokens, sampled, start, now)
             self._scheduler.costs.prefill_tokens_per_second = self._speed.prefill
             deltas = [delta for choice in sampled for delta in self._news(choice, now)]
-            self._report(deltas, self._take_ended(sampled))
+            ended = self._take_ended(sampled)
+            self.timings.ended(ended)
+            self._report(deltas, ended)
         return bool(step.rows)
 
     def _news(self, sampled: Sampled, now: float) -> list[Delta]:

@@ -15,6 +15,7 @@ from cache_node.swap_space import SwapSpace, pairs
 from kernels.attention_plan import AttentionRow
 from kernels.kv_pool import KvPool
 from kernels.open_blocks import OpenBlocks
+from kernels.step import kernels_of
 
 
 class ModelExecutor(ABC):
@@ -47,6 +48,15 @@ class ModelExecutor(ABC):
     def dtype(self) -> str:
         """Of weights and activations."""
         return "float32" if self._model.dtype == torch.float32 else "bfloat16"
+
+    @property
+    def attention_kernel(self) -> str:
+        """Which one runs here."""
+        return kernels_of(self.pool, self.model_config.num_heads, self._model.dtype)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._model.weight_bytes
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[RowResult]:

@@ -1,14 +1,12 @@
 """The node's Prometheus metrics: read from its state when scraped, so that a step pays nothing."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from cache_node.step_output import Load
-from kvmesh.certificates import CertificateFiles
 
 _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 
@@ -38,6 +36,10 @@ COUNTERS: dict[str, tuple[str, Callable[[Load], float]]] = {
         "Prompt tokens loaded from the CPU pool",
         lambda load: load.counters.loaded_tokens,
     ),
+    "kvmesh_generation_tokens": (
+        "Tokens generated, of all samples",
+        lambda load: load.counters.output_tokens,
+    ),
     "kvmesh_failed_loads": (
         "Loads from the CPU pool that failed or came too late",
         lambda load: load.counters.failed_loads,
@@ -61,16 +63,16 @@ COUNTERS: dict[str, tuple[str, Callable[[Load], float]]] = {
 }
 
 
-class LoadCollector:
+class LoadCollector(Collector):
     """A collector for prometheus-client over the newest load of the node."""
 
-    def __init__(self, load: Callable[[], Load]) -> None:
+    def __init__(self, load: Callable[[], Load], block_bytes: int) -> None:
         self._load = load
+        self._block_bytes = block_bytes
 
     def collect(self) -> Iterator[Metric]:
         load = self._load()
         counters = load.counters
-        total = load.held_blocks + load.evictable_blocks + load.free_blocks
         yield _family(
             GaugeMetricFamily("kvmesh_kv_blocks", "Blocks of the KV pool", labels=["state"]),
             held=load.held_blocks,
@@ -91,6 +93,24 @@ class LoadCollector:
             recompute=counters.preempted_by_recompute,
         )
         yield _family(
+            CounterMetricFamily(
+                "kvmesh_cached_tokens", "Prompt tokens that a cache had, by tier", labels=["tier"]
+            ),
+            gpu=counters.hit_tokens,
+            cpu=counters.loaded_tokens,
+        )
+        yield _family(
+            CounterMetricFamily(
+                "kvmesh_swap_bytes",
+                "Copied out to the CPU pool, and in from it",
+                labels=["direction"],
+            ),
+            **{
+                "out": load.offloaded_blocks * self._block_bytes,
+                "in": load.loaded_blocks * self._block_bytes,
+            },
+        )
+        yield _family(
             CounterMetricFamily("kvmesh_samples_ended", "Samples that ended", labels=["reason"]),
             stop=counters.finished_stop,
             length=counters.finished_length,
@@ -99,7 +119,7 @@ class LoadCollector:
         yield GaugeMetricFamily(
             "kvmesh_kv_cache_usage_perc",
             "Share of the pool's blocks that requests hold, in [0, 1]",
-            value=load.held_blocks / total,
+            value=usage(load),
         )
         for name, (text, read) in GAUGES.items():
             yield GaugeMetricFamily(name, text, value=read(load))
@@ -114,29 +134,6 @@ def _family(family: _Family, **values: float) -> _Family:
     return family
 
 
-def serve_metrics(
-    port: int, host: str, load: Callable[[], Load], tls: CertificateFiles
-) -> Callable[[], None]:
-    """Serves /metrics on a thread of its own, over TLS with a certificate. Returns its end."""
-    registry = CollectorRegistry()
-    registry.register(LoadCollector(load))
-    server, thread = start_http_server(
-        port,
-        host,
-        registry=registry,
-        certfile=_text(tls.cert),
-        keyfile=_text(tls.key),
-        client_cafile=_text(tls.ca),
-        client_auth_required=tls.ca is not None,
-    )
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-    return stop
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
+def usage(load: Load) -> float:
+    """Share of the pool's blocks that requests hold."""
+    return load.held_blocks / (load.held_blocks + load.evictable_blocks + load.free_blocks)

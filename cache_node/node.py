@@ -10,20 +10,25 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from cache_node.access import Access
 from cache_node.admission import Admission
 from cache_node.config import NodeConfig
 from cache_node.engine import Engine
 from cache_node.executor import ModelExecutor
+from cache_node.gpu_gauges import find_gpu
 from cache_node.identity import node_info
 from cache_node.lease_gate import LeaseGate
-from cache_node.metrics import serve_metrics
+from cache_node.metrics import LoadCollector
+from cache_node.metrics_server import MetricsServer, registry_of
 from cache_node.model.fingerprint import model_fingerprint
+from cache_node.node_facts import FactGauges, node_facts
 from cache_node.scheduling import make_scheduler
 from cache_node.service import CacheNodeService
 from cache_node.state_feed import StateFeed
-from cache_node.step_output import StepOutput
+from cache_node.step_output import Load, StepOutput
+from cache_node.vllm_metrics import VllmMetrics
 from kvmesh.addresses import host_and_port
 from kvmesh.fleet_key import FleetKey
 from kvmesh.lease import LeaseKey
@@ -62,6 +67,8 @@ class Node:
         fingerprint = model_fingerprint(directory)
         self.config = config
         self.info = node_info(config, executor, fingerprint, tokenizer)
+        self._facts = node_facts(config, executor, self.info)
+        self._gpu = find_gpu(executor.device)
         scheduler = make_scheduler(config, executor)
         self.engine = Engine(scheduler, executor, time.monotonic, self._deliver, self._on_death)
         self.state = StateFeed(EventLog(self.info.epoch), self.engine.load())
@@ -70,6 +77,7 @@ class Node:
         self.service = CacheNodeService(
             admission, tokenizer, files, self.engine, self.state, access, config
         )
+        self.metrics_port: int | None = None  # once it serves
         self.died = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -83,17 +91,30 @@ class Node:
             self.engine.start()
             stack.callback(self.engine.stop)
             if self.config.metrics_port is not None:
-                stack.callback(
-                    serve_metrics(
-                        self.config.metrics_port,
-                        self.config.host,
-                        lambda: self.state.load,
-                        self.config.tls_files,
-                    )
-                )
+                self._serve_metrics(stack, self.config.metrics_port)
             if self.config.redis_url is not None:
                 await stack.enter_async_context(self._publishing(self.config.redis_url))
             yield await stack.enter_async_context(self._server())
+
+    def _serve_metrics(self, stack: AsyncExitStack, port: int) -> None:
+        server = MetricsServer(port, self.config.host, self._metrics(), self.config.tls_files)
+        stack.callback(server.close)
+        self.metrics_port = server.port
+
+    def _metrics(self) -> CollectorRegistry:
+        timings, facts = self.engine.timings, self._facts
+        vllm = self.config.vllm_metrics
+        return registry_of(
+            LoadCollector(self._load, facts.block_bytes),
+            timings,
+            FactGauges(facts),
+            self._gpu,
+            ProcessCollector(registry=None),
+            VllmMetrics(self._load, timings, facts) if vllm else None,
+        )
+
+    def _load(self) -> Load:
+        return self.state.load
 
     @asynccontextmanager
     async def _server(self) -> AsyncIterator[int]:

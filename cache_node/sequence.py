@@ -99,6 +99,7 @@ class Sequence:
     failed_loads: int = 0
     waits_since: float | None = None  # for another to compute its prefix
     overtaken: int = 0  # by later ones while it did not fit
+    last_token: float | None = None  # when the newest was chosen; for the metrics alone
     score: float = 0.0  # sum of the output's log-probabilities, when they are made
     finish_reason: FinishReason | None = None
 

@@ -42,6 +42,8 @@ class Load:
     cpu_held_blocks: int
     cpu_cached_blocks: int
     cpu_free_blocks: int
+    offloaded_blocks: int  # into the CPU pool, since the start
+    loaded_blocks: int  # out of it
     running: int
     waiting: int
     queued_prefill_tokens: int

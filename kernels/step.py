@@ -7,7 +7,7 @@ import torch
 
 from kernels.attention import AttentionParams
 from kernels.attention_plan import AttentionRow
-from kernels.cpu.library import load_library
+from kernels.cpu.library import Library, load_library
 from kernels.cpu.step import CpuStep
 from kernels.kv_pool import KvPool
 from kernels.torch_step import TorchStep
@@ -59,7 +59,19 @@ def plan_step(
 
         arrays = StepArrays.of(rows, pool.layout.block_size)
         return TritonStep.of(pool, num_heads, arrays, dtype, windows)
-    library = load_library()
-    if library is not None and CpuStep.computes(pool, num_heads, dtype):
+    library = _library(pool, num_heads, dtype)
+    if library is not None:
         return CpuStep(library, pool, num_heads, rows)
     return TorchStep(pool, num_heads, rows, dtype, windows)
+
+
+def kernels_of(pool: KvPool, num_heads: int, dtype: torch.dtype) -> str:
+    """Which ones `plan_step` takes: triton, c++, or torch, the slow ones that need nothing."""
+    if pool.raw.device.type == "cuda":
+        return "triton"
+    return "torch" if _library(pool, num_heads, dtype) is None else "c++"
+
+
+def _library(pool: KvPool, num_heads: int, dtype: torch.dtype) -> Library | None:
+    """The C++ kernels, where they are there and can do it."""
+    return load_library() if CpuStep.computes(pool, num_heads, dtype) else None

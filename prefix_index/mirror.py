@@ -1,6 +1,7 @@
 """The router's picture of what every node has cached: look-ups never leave the process."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvmesh.v1 import fleet_pb2
@@ -15,6 +16,7 @@ __all__ = ["Match", "Mirror"]
 class _Node:
     epoch: int
     slot: Slot
+    current: float  # when the slot last held all that the node has told of
     sequence: int | None = None  # the state that the slot holds; None before the first snapshot
     heard: int = 0  # the latest state that a batch told of
     stale: bool = False
@@ -35,7 +37,8 @@ class Mirror:
     Lives on the router's event loop: not thread-safe.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._table = KeyTable()
         self._nodes: dict[str, _Node] = {}
 
@@ -45,7 +48,7 @@ class Mirror:
         if known is not None and known.epoch == epoch:
             return
         self.drop(node)
-        self._nodes[node] = _Node(epoch, self._table.open(node))
+        self._nodes[node] = _Node(epoch, self._table.open(node), self._clock())
 
     def drop(self, node: str) -> None:
         """The node is gone with all its entries. Unknown nodes are fine."""
@@ -74,7 +77,14 @@ class Mirror:
             self._forget(node, known)
         self._change(node, known, changes)
         known.sequence, known.stale = batch.sequence, batch.sequence < known.heard
+        self.confirm(node)
         return True
+
+    def confirm(self, node: str) -> None:
+        """The node has nothing new to tell. Unknown nodes are fine; stale ones stay stale."""
+        known = self._nodes.get(node)
+        if known is not None and known.sequence is not None and not known.stale:
+            known.current = self._clock()
 
     def mark_stale(self, node: str) -> None:
         """The node's feed is cut or behind, until a batch without a gap. Unknown nodes are fine."""
@@ -96,6 +106,11 @@ class Mirror:
         """Number of the node's state that is held, None if there is none."""
         known = self._nodes.get(node)
         return None if known is None else known.sequence
+
+    def lag(self, node: str) -> float | None:
+        """Seconds since all that the node had told of was held; None for an unknown node."""
+        known = self._nodes.get(node)
+        return None if known is None else max(0.0, self._clock() - known.current)
 
     def size(self, node: str) -> int:
         """Keys held for the node; a key in both tiers counts once."""

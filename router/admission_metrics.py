@@ -9,11 +9,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kvmesh.harmless import LogsOnce, harmless
+from kvmesh.tallies import Distribution, Tally
 from router.fair_queue import FairQueue, PriorityClass, Waiter
-from router.harmless import LogsOnce, harmless
 from router.refused_error import RefusedError
 from router.registry import Registry
-from router.tallies import Distribution, Tally
 from router.tenant_directory import TenantDirectory
 from router.watermark import Wait, Watermark
 

@@ -1,5 +1,7 @@
 """A node's answer on its way to the client: frames that nobody parses."""
 
+import time
+
 from google.protobuf.message import DecodeError
 
 from kvmesh.errors import RequestError, unavailable
@@ -7,6 +9,7 @@ from kvmesh.v1 import generate_pb2 as pb
 from router.fleet import Model
 from router.journey import Journey
 from router.metadata import USAGE, Pair, find, to_client
+from router.metrics import RouterMetrics
 from router.node_call import NodeCall, NodeFailed
 from router.prompt import Prompt
 from router.relayed import Relayed
@@ -18,7 +21,9 @@ class Answer:
     When the node is lost, another one goes on where it was: the client sees no seam.
     """
 
-    def __init__(self, journey: Journey, call: NodeCall, first: bytes | None) -> None:
+    def __init__(
+        self, journey: Journey, call: NodeCall, first: bytes | None, metrics: RouterMetrics
+    ) -> None:
         """`call` has given its first frame."""
         self.report = journey.report
         self.frames = 0
@@ -27,6 +32,8 @@ class Answer:
         self._first = first
         self._ended = first is None
         self._cut_short = False  # the node was lost once it had said all
+        self._metrics = metrics
+        self._relayed_at = 0.0  # the last frame
         self._relayed = Relayed(journey.job.samples)
 
     @property
@@ -75,6 +82,10 @@ class Answer:
         return frame
 
     def _relay(self, frame: bytes) -> None:
+        now = time.monotonic()
+        if self.frames:
+            self._metrics.next_frame(now - self._relayed_at)
+        self._relayed_at = now
         self.frames += 1
         self._relayed.add(frame)
 

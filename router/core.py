@@ -134,6 +134,7 @@ class RouterCore:
                         yield answer
                         entry.summary = await answer.summary()
                         self.metrics.used(entry.summary.usage)
+                        self.metrics.completed(time.monotonic() - arrived)
                     finally:
                         entry.resumes = answer.resumes
                         charge.use(entry.summary.usage, answer.frames)

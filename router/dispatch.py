@@ -24,4 +24,4 @@ class Dispatcher:
         self._budget.deposit()
         journey = Journey(job, self._sender, self._budget, self._metrics, self._resume_timeout)
         call, first = await journey.start()
-        return Answer(journey, call, first)
+        return Answer(journey, call, first, self._metrics)

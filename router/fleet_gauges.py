@@ -28,11 +28,19 @@ class FleetGauges(Collector):
         mode = GaugeMetricFamily(
             "kvmesh_router_index_mode", "1 for the mode the index is in", labels=["node", "mode"]
         )
+        lag = GaugeMetricFamily(
+            "kvmesh_router_index_lag_seconds",
+            "Time since the index held all that the node had told of. A node tells at least every "
+            "0.25 s, through Redis every 2 s: less than that is none",
+            labels=["node"],
+        )
         for node in nodes:
             blocks.add_metric([node.name], self._index.size(node.name))
+            if (seconds := self._index.lag(node.name)) is not None:
+                lag.add_metric([node.name], seconds)
             word = fleet_pb2.IndexMode.Name(self._index.mode(node.name))
             mode.add_metric([node.name, word.removeprefix("INDEX_MODE_").lower()], 1)
-        return [blocks, mode]
+        return [blocks, mode, lag]
 
 
 def _health(nodes: list[Node]) -> Metric:

@@ -54,11 +54,19 @@ class Index:
         """
         return self._direct.apply(node, epoch, events)
 
+    def confirm(self, node: str) -> None:
+        """A state stream brought no event: a sign of life, when it is the one that would."""
+        if self.wants_events(node):
+            self._mirror.confirm(node)
+
     def match(self, keys: Sequence[bytes]) -> dict[str, Match]:
         return self._mirror.match(keys) if keys else {}
 
     def mode(self, node: str) -> fleet_pb2.IndexMode.ValueType:
         return self._mirror.mode(node)
+
+    def lag(self, node: str) -> float | None:
+        return self._mirror.lag(node)
 
     def size(self, node: str) -> int:
         return self._mirror.size(node)

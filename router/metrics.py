@@ -9,20 +9,25 @@ from contextlib import contextmanager
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 
 from kvmesh.errors import Code, RequestError
+from kvmesh.harmless import LogsOnce, harmless
+from kvmesh.tallies import Distribution, Tally
 from kvmesh.v1 import generate_pb2 as pb
 from router.admission_metrics import AdmissionMetrics
 from router.fleet_gauges import FleetGauges
-from router.harmless import LogsOnce, harmless
 from router.index import Index
 from router.policy import Choice
 from router.prompt import Prompt
 from router.refused_error import RefusedError
 from router.registry import Registry
 from router.retry_budget import RetryBudget
-from router.tallies import Distribution, Tally
 
-_STAGE = (10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 0.1, 0.5)
+_STAGE = (
+    *(1e-6, 2.5e-6, 5e-6, 10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6),
+    *(1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 0.1, 0.5),
+)
 _TTFT = (1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_NEXT = (1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
+_WHOLE = (1e-3, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 _TIERS = ("gpu", "cpu", "remote")
 
@@ -68,6 +73,10 @@ class RouterMetrics(LogsOnce):
         self._route = histogram("route", "Look-up, choice and reservation", _STAGE)
         self._leases = counter("leases", "Leases by what became of them", "event")
         self._ttft = histogram("time_to_first_token", "Arrival to the first frame", _TTFT)
+        self._next = histogram(
+            "inter_token", "One frame of an answer to its next, as the client takes them", _NEXT
+        )
+        self._whole = histogram("request", "Arrival to the end of a complete answer", _WHOLE)
 
     @contextmanager
     def observed(self, endpoint: str) -> Iterator[None]:
@@ -113,6 +122,14 @@ class RouterMetrics(LogsOnce):
     @harmless
     def first_token(self, seconds: float) -> None:
         self._ttft.add(seconds)
+
+    @harmless
+    def next_frame(self, seconds: float) -> None:
+        self._next.add(seconds)
+
+    @harmless
+    def completed(self, seconds: float) -> None:
+        self._whole.add(seconds)
 
     @harmless
     def lease(self, event: str) -> None:

@@ -169,6 +169,7 @@ class Watcher:
         health = Health.NODE_HEALTH_DRAINING if state.draining else Health.NODE_HEALTH_UP
         self._registry.set_health(self._node, health)
         if not state.HasField("events"):
+            self._index.confirm(info.name)
             return True
         return self._index.apply(info.name, info.epoch, state.events)
 

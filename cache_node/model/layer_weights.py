@@ -26,6 +26,7 @@ class WeightLoader:
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._device = device
+        self.loaded_bytes = 0
 
     def embedding(self) -> torch.Tensor:
         shape = (self._config.vocab_size, self._config.hidden_size)
@@ -93,4 +94,6 @@ class WeightLoader:
         return make_linear(torch.cat(weights), torch.cat(biases), gated=gated)
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        return self._checkpoint.tensor(name, shape, self._dtype).to(self._device)
+        weight = self._checkpoint.tensor(name, shape, self._dtype).to(self._device)
+        self.loaded_bytes += weight.nbytes
+        return weight

@@ -59,6 +59,7 @@ class LlamaModel:
         self._norm = loader.norm("model.norm")
         # Tied, both are one copy in memory: rows are read out of the head's layout.
         self._head = self._embedding if config.tied_embeddings else make_linear(loader.head())
+        self.weight_bytes = loader.loaded_bytes  # of the matrices; norms are nothing beside them
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).float().to(device)
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:

@@ -27,7 +27,13 @@ Labels are bounded: nodes are those of the fleet, tenants are none of them.
 NODE = """
 ## Cache node
 
-Read from the state that the engine publishes after each step: a scrape costs a step nothing.
+Most are read, when asked for, from the state that the engine publishes after each step; histograms
+are counted once a step. Those of a GPU need one, and `nvidia-ml-py`.
+"""
+VLLM = """
+## Cache node with `--vllm-metrics`
+
+The same under vLLM's names, with its labels, for its dashboards. Requests are samples here.
 """
 
 
@@ -43,7 +49,13 @@ def main(arguments: list[str]) -> int:
 
 
 async def whole_table() -> str:
-    return HEAD + ROUTER + table(await router_metrics()) + NODE + table(node_metrics())
+    router, node = await router_metrics(), node_metrics()
+    tables = (
+        (ROUTER, named("kvmesh_", router)),
+        (NODE, named("kvmesh_", node)),
+        (VLLM, named("vllm:", node)),
+    )
+    return HEAD + "".join(head + table(metrics) for head, metrics in tables)
 
 
 def table(metrics: Iterable[Metric]) -> str:
@@ -68,25 +80,37 @@ async def router_metrics() -> list[Metric]:
     config = RouterConfig(nodes=("127.0.0.1:1",), redis_url="redis://127.0.0.1:1", tenants="redis")
     app = RouterApp(config)
     try:
-        return ours(app.metrics.registry.collect())
+        return list(app.metrics.registry.collect())
     finally:
         await app.stop()
 
 
 def node_metrics() -> list[Metric]:
-    """Of a node that has done nothing yet."""
+    """Of a node with a GPU that has done nothing yet."""
+    from cache_node.gpu_gauges import gpu_families
     from cache_node.limits import Counters
     from cache_node.metrics import LoadCollector
+    from cache_node.node_facts import LABELS, FactGauges, NodeFacts
     from cache_node.step_output import Load
+    from cache_node.timings import Timings
+    from cache_node.vllm_metrics import VllmMetrics
 
     zeros: dict[str, Any] = {field.name: 0 for field in fields(Load)}
     idle = Load(**zeros | {"free_blocks": 1, "counters": Counters(), "last_dispatch": {}})
-    return ours(LoadCollector(lambda: idle).collect())
+    facts = NodeFacts(dict.fromkeys(LABELS, ""), 0, 0, 0, 0)
+    timings = Timings()
+    collectors = (
+        LoadCollector(lambda: idle, 0),
+        timings,
+        FactGauges(facts),
+        VllmMetrics(lambda: idle, timings, facts),
+    )
+    return [*(metric for each in collectors for metric in each.collect()), *gpu_families(0, 0, 0)]
 
 
-def ours(metrics: Iterable[Metric]) -> list[Metric]:
-    """Without those of the client library, which every process has."""
-    return [metric for metric in metrics if metric.name.startswith("kvmesh_")]
+def named(prefix: str, metrics: Iterable[Metric]) -> list[Metric]:
+    """The client library adds some, which every process has."""
+    return [metric for metric in metrics if metric.name.startswith(prefix)]
 
 
 if __name__ == "__main__":

@@ -143,6 +143,9 @@ FLEET_KEY_FLAGS = {
         default_text="none, no leases",
     ),
 }
+METRICS_FLAGS = {
+    "vllm_metrics": Flag("Tell metrics under vLLM's names too, for its dashboards.", LOGGING)
+}
 LOG_FLAGS = {"log_requests": Flag("Log one line for each finished request.", LOGGING)}
 
 NODE_FLAGS = {
@@ -164,5 +167,6 @@ NODE_FLAGS = {
         default_text="any client is taken for a router",
     ),
     **FLEET_KEY_FLAGS,
+    **METRICS_FLAGS,
     **LOG_FLAGS,
 }

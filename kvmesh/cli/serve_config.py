@@ -10,6 +10,7 @@ from kvmesh.cli.node_flags import (
     ENGINE_FLAGS,
     INDEX_FLAGS,
     LOG_FLAGS,
+    METRICS_FLAGS,
     MODEL_FLAGS,
     NETWORK,
     TLS_FLAGS,
@@ -91,6 +92,7 @@ class ServeConfig:
     max_num_batched_tokens: int = NODE.max_num_batched_tokens
     max_waiting: int = NODE.max_waiting
     threads: int = NODE.threads
+    vllm_metrics: bool = NODE.vllm_metrics
     log_requests: bool = NODE.log_requests
 
     def __post_init__(self) -> None:
@@ -187,5 +189,6 @@ SERVE_FLAGS = {
     **ADMISSION_FLAGS,
     **MODEL_FLAGS,
     **ENGINE_FLAGS,
+    **METRICS_FLAGS,
     **LOG_FLAGS,
 }

@@ -164,7 +164,7 @@ def test_f5_counters_that_would_go_down_break_nothing(running):
     load = running.engine.load()
     loads = iter([replace(load, counters=Counters(hit_tokens=5)), replace(load, steps=-1), load])
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(LoadCollector(lambda: next(loads)))
+    registry.register(LoadCollector(lambda: next(loads), 0))
     assert b"kvmesh_prefix_cache_hits_total 5.0" in generate_latest(registry)
     assert b"kvmesh_prefix_cache_hits_total 0.0" in generate_latest(registry)
 
@@ -191,5 +191,5 @@ def test_f10_usage_counts_referenced_blocks_not_cached_ones(running):
     assert load.held_blocks == 0
     assert load.evictable_blocks > 0
     registry = CollectorRegistry()
-    registry.register(LoadCollector(lambda: load))
+    registry.register(LoadCollector(lambda: load, 0))
     assert b"kvmesh_kv_cache_usage_perc 0.0" in generate_latest(registry)

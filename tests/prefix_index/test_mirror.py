@@ -12,7 +12,7 @@ from kvmesh.v1.cache_node_pb2 import TIER_CPU, TIER_GPU
 from kvmesh.v1.fleet_pb2 import INDEX_MODE_BLIND, INDEX_MODE_EXACT, INDEX_MODE_STALE
 from prefix_index.batch import Batch
 from prefix_index.event_log import EventLog
-from prefix_index.events import Cleared, Removed, Stored
+from prefix_index.events import Cleared, Removed, Stored, pack
 from prefix_index.mirror import Match, Mirror
 from tests.prefix_index import strategies
 from tests.prefix_index.strategies import KEYS
@@ -101,6 +101,28 @@ def test_modes():
     assert mirror.mode("node") == INDEX_MODE_EXACT
     assert not mirror.apply("node", 1, Batch(2, 3, False, b"\x01"))
     assert mirror.mode("node") == INDEX_MODE_STALE
+
+
+def test_lag_is_the_time_since_all_that_the_node_told_of_was_held():
+    now = 100.0
+    mirror, log = Mirror(lambda: now), log_of(Stored(KEYS[0], TIER_GPU))
+    assert mirror.lag("node") is None
+    mirror.set_epoch("node", log.epoch)
+    now = 101.0
+    mirror.confirm("node")
+    assert mirror.lag("node") == 1.0  # nothing is held yet
+    assert mirror.apply("node", log.epoch, log.snapshot())
+    assert mirror.lag("node") == 0.0
+    now = 103.0
+    assert mirror.lag("node") == 2.0
+    mirror.confirm("node")
+    assert mirror.lag("node") == 0.0
+    assert not mirror.apply("node", log.epoch, Batch(5, 6, False, pack([])))
+    now = 104.0
+    mirror.confirm("node")
+    assert mirror.lag("node") == 1.0  # behind, whatever the node says
+    assert mirror.apply("node", log.epoch, Batch(0, 6, True, pack([])))
+    assert mirror.lag("node") == 0.0
 
 
 def test_a_batch_seen_before_changes_nothing():

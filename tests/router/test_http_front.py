@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 
 import grpc
@@ -60,6 +61,11 @@ async def test_metrics(fleet):
     assert 'kvmesh_router_nodes{health="up"} 2.0' in text
     assert "kvmesh_router_requests_in_flight 0.0" in text
     assert "kvmesh_router_completion_tokens_total 7.0" in text
+    assert "kvmesh_router_request_seconds_count 1.0" in text
+    assert int(re.search(r"kvmesh_router_inter_token_seconds_count (\d+)", text)[1]) >= 6
+    lags = re.findall(r'kvmesh_router_index_lag_seconds{node="node-\d"} (\S+)', text)
+    assert len(lags) == 2
+    assert all(0 <= float(lag) < 2 for lag in lags)
 
 
 async def test_full_is_429_and_gone_is_503(fleet):

@@ -5,7 +5,7 @@ import random
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client import metrics as prometheus
 
-from router.tallies import Distribution, Tally
+from kvmesh.tallies import Distribution, Tally
 
 BOUNDS = (0.001, 0.5, 1, 25)
 

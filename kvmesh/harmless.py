@@ -1,4 +1,4 @@
-"""Metrics that cannot break a request."""
+"""Metrics that cannot break a request, or a step."""
 
 import functools
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import structlog
 
-log = structlog.get_logger("router")
+log = structlog.get_logger("metrics")
 
 P = ParamSpec("P")
 
@@ -27,7 +27,7 @@ def harmless(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[
     def guarded(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
             method(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001  # a metric may break no request
+        except Exception as error:  # noqa: BLE001  # a metric may break nothing
             self.report_once(error)
 
     return guarded
@@ -42,4 +42,4 @@ class LogsOnce:
     def report_once(self, error: Exception) -> None:
         if not self._broken:
             self._broken = True
-            log.error("metrics", exc_info=error)
+            log.error("metrics_broken", exc_info=error)

@@ -27,6 +27,9 @@ class Tally(Collector):
         """`values` are those of the labels."""
         self._counts[values] = self._counts.get(values, 0) + amount
 
+    def value(self, *values: str) -> float:
+        return self._counts.get(values, 0)
+
     def describe(self) -> Iterable[Metric]:
         yield CounterMetricFamily(self._name, self._text, labels=self._labels)
 
@@ -57,11 +60,12 @@ class Distribution(Collector):
             self._open(())
         registry.register(self)
 
-    def add(self, value: float, *values: str) -> None:
+    def add(self, value: float, *values: str, times: int = 1) -> None:
+        """`times`: how many had this value."""
         if values not in self._buckets:
             self._open(values)
-        self._buckets[values][bisect_left(self._bounds, value)] += 1
-        self._sums[values] += value
+        self._buckets[values][bisect_left(self._bounds, value)] += times
+        self._sums[values] += value * times
 
     def _open(self, values: tuple[str, ...]) -> None:
         self._buckets[values], self._sums[values] = [0] * len(self._names), 0.0
@@ -71,7 +75,12 @@ class Distribution(Collector):
 
     def collect(self) -> Iterable[Metric]:
         metric = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        for values, counts in list(self._buckets.items()):
-            buckets = list(zip(self._names, accumulate(counts), strict=True))
-            metric.add_metric(values, buckets, self._sums[values])
+        for values, buckets, total in self.read():
+            metric.add_metric(values, buckets, total)
         yield metric
+
+    def read(self) -> Iterable[tuple[tuple[str, ...], list[tuple[str, float]], float]]:
+        """Values of the labels, how many up to each bound, and their sum."""
+        for values, counts in list(self._buckets.items()):
+            buckets = list(zip(self._names, map(float, accumulate(counts)), strict=True))
+            yield values, buckets, self._sums[values]

@@ -1,0 +1,45 @@
+"""A node's metrics over HTTP."""
+
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.registry import Collector
+
+from kvmesh.certificates import CertificateFiles
+
+
+class MetricsServer:
+    """Serves /metrics on a thread of its own, over TLS with a certificate, until `close`."""
+
+    def __init__(
+        self, port: int, host: str, registry: CollectorRegistry, tls: CertificateFiles
+    ) -> None:
+        """Port 0 takes a free one. Raises OSError when the port is in use."""
+        self._server, self._thread = start_http_server(
+            port,
+            host,
+            registry=registry,
+            certfile=_text(tls.cert),
+            keyfile=_text(tls.key),
+            client_cafile=_text(tls.ca),
+            client_auth_required=tls.ca is not None,
+        )
+        self.port = self._server.server_port
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def registry_of(*collectors: Collector | None) -> CollectorRegistry:
+    """Those that are there."""
+    registry = CollectorRegistry()
+    for collector in collectors:
+        if collector is not None:
+            registry.register(collector)
+    return registry
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
