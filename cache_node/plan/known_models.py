@@ -39,6 +39,10 @@ def _model(
     )
 
 
+def _deepseek(architecture: str, vocab: int, source: str, sizes: Sizes, **more: Any) -> KnownModel:
+    return _model(architecture, vocab, source, 160 * K, sizes, **{**MLA, **more})
+
+
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -83,8 +87,6 @@ _small_gemma3 = partial(
 _large_gemma3 = partial(
     _model, "Gemma3", 262208, head_dim=256, tie_word_embeddings=True, sliding_window=1024
 )
-_deepseek_v2 = partial(_model, "DeepseekV2", 102400, **MLA)
-_deepseek_v3 = partial(_model, "DeepseekV3", 129280, **(MLA | V3))
 _phi3 = partial(_model, "Phi3", 32064)
 _smollm2 = partial(_model, "Llama", 49152, tie_word_embeddings=True)
 
@@ -150,23 +152,29 @@ KNOWN_MODELS = {
     "gemma-3-27b": _large_gemma3(
         "google/gemma-3-27b-it, its text part", 128 * K, (5376, 21504, 62, 32, 16), head_dim=128
     ),
-    "deepseek-v2-lite": _deepseek_v2(
+    "deepseek-v2-lite": _deepseek(
+        "DeepseekV2",
+        102400,
         "deepseek-ai/DeepSeek-V2-Lite",
-        160 * K,
         (2048, 10944, 27, 16, 16),
         q_lora_rank=None,
         n_routed_experts=64,
         moe_intermediate_size=1408,
     ),
-    "deepseek-v2": _deepseek_v2(
+    "deepseek-v2": _deepseek(
+        "DeepseekV2",
+        102400,
         "deepseek-ai/DeepSeek-V2",
-        160 * K,
         (5120, 12288, 60, 128, 128),
         q_lora_rank=1536,
         n_routed_experts=160,
     ),
-    "deepseek-v3": _deepseek_v3("deepseek-ai/DeepSeek-V3", 160 * K, (7168, 18432, 61, 128, 128)),
-    "deepseek-r1": _deepseek_v3("deepseek-ai/DeepSeek-R1", 160 * K, (7168, 18432, 61, 128, 128)),
+    "deepseek-v3": _deepseek(
+        "DeepseekV3", 129280, "deepseek-ai/DeepSeek-V3", (7168, 18432, 61, 128, 128), **V3
+    ),
+    "deepseek-r1": _deepseek(
+        "DeepseekV3", 129280, "deepseek-ai/DeepSeek-R1", (7168, 18432, 61, 128, 128), **V3
+    ),
     "phi-3-mini-4k": _phi3(
         "microsoft/Phi-3-mini-4k-instruct", 4096, (3072, 8192, 32, 32, 32), sliding_window=2047
     ),
