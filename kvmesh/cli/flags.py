@@ -5,7 +5,8 @@ without a `Flag` keeps its default.
 
     command = as_command(NodeConfig, {"port": Flag("Port of the gRPC service.", "Network")}, run)
 
-Every flag has an environment variable: `--http-port` is KVMESH_HTTP_PORT.
+Every flag has an environment variable: `--http-port` is KVMESH_HTTP_PORT. A command with presets
+has `--preset` too: the command line goes before the environment, and both before the preset.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,11 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
+from kvmesh.cli.presets import PRESETS, apply_preset, tell_preset
+
 C = TypeVar("C")
+CHOSEN = ("COMMANDLINE", "ENVIRONMENT")
+"""Sources of values that are the user's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +39,22 @@ class Flag:
 
 
 def as_command(
-    config_type: type[C], flags: Mapping[str, Flag], run: Callable[[C], None]
+    config_type: type[C],
+    flags: Mapping[str, Flag],
+    run: Callable[[C], None],
+    *,
+    presets: bool = False,
 ) -> Callable[..., None]:
     """A function for typer with one option a flag, which calls `run` with the configuration.
 
-    A ValueError of the configuration is the user's to mend, and is shown as such.
+    With `presets` it has `--preset` too, and tells what that set. A ValueError of the configuration
+    is the user's to mend, and is shown as such.
     """
 
-    def command(**values: Any) -> None:
+    def command(context: typer.Context, preset: str | None = None, **values: Any) -> None:
         given = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        if preset is not None:
+            given = _with_preset(preset, given, flags, context)
         try:
             config = config_type(**given)
         except ValueError as error:
@@ -55,6 +67,12 @@ def as_command(
         for field in fields(config_type)  # type: ignore[arg-type]
         if field.name in flags
     ]
+    parameters = [
+        Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context),
+        *parameters,
+    ]
+    if presets:
+        parameters.append(_preset_parameter())
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
@@ -72,6 +90,35 @@ def as_arguments(config: object, flags: Mapping[str, Flag]) -> list[str]:
         elif value is not None:
             arguments += [f"--{option}", str(value)]
     return arguments
+
+
+def _with_preset(
+    preset: str, given: Mapping[str, Any], flags: Mapping[str, Flag], context: typer.Context
+) -> dict[str, Any]:
+    """`given`, where the user has not chosen, as the preset has it."""
+    sources = {name: context.get_parameter_source(name) for name in given}
+    chosen = {name for name, source in sources.items() if source and source.name in CHOSEN}
+    values, applied = apply_preset(preset, given, chosen)
+    kept = {name: given[name] for name in PRESETS[preset].values if name in chosen}
+    by_option = ({_option(n, flags[n]): value for n, value in d.items()} for d in (applied, kept))
+    tell_preset(preset, *by_option)
+    return values
+
+
+def _preset_parameter() -> Parameter:
+    info = typer.Option(
+        None,
+        "--preset",
+        help="Settings for a kind of work. What you set yourself, here or in the environment, goes "
+        "before them; `kvmesh plan` shows what they set.",
+        rich_help_panel="Preset",
+        show_envvar=False,
+        envvar="KVMESH_PRESET",
+        show_default="none",
+    )
+    return Parameter(
+        "preset", Parameter.KEYWORD_ONLY, default=info, annotation=Literal[tuple(PRESETS)] | None
+    )
 
 
 def _option(name: str, flag: Flag) -> str:

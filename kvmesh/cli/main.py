@@ -67,13 +67,13 @@ def kvmesh(
 
 
 app.command("serve", help=serve.HELP, rich_help_panel=RUN)(
-    as_command(ServeConfig, SERVE_FLAGS, serve.serve)
+    as_command(ServeConfig, SERVE_FLAGS, serve.serve, presets=True)
 )
 app.command("router", help=processes.ROUTER_HELP, rich_help_panel=RUN)(
-    as_command(RouterConfig, ROUTER_FLAGS, processes.router)
+    as_command(RouterConfig, ROUTER_FLAGS, processes.router, presets=True)
 )
 app.command("node", help=processes.NODE_HELP, rich_help_panel=RUN)(
-    as_command(NodeConfig, NODE_FLAGS, processes.node)
+    as_command(NodeConfig, NODE_FLAGS, processes.node, presets=True)
 )
 app.command("key", rich_help_panel=RUN)(key.key)
 app.command("generate", rich_help_panel=ASK)(generate.generate)

@@ -10,12 +10,15 @@ import threading
 import time
 
 TIED = "KVMESH_TIED_TO_STDIN"
+PRESET = "KVMESH_PRESET"
 GRACE = 5.0  # seconds to stop cleanly without a parent
 
 
 def environment() -> dict[str, str]:
-    """The environment for a child whose standard input is such a pipe."""
-    return {**os.environ, TIED: "1"}
+    """The environment for a child whose standard input is such a pipe. What a preset set here, the
+    child is told flag by flag.
+    """
+    return {name: value for name, value in os.environ.items() if name != PRESET} | {TIED: "1"}
 
 
 def end_with_parent() -> None:
