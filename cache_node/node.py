@@ -77,7 +77,6 @@ class Node:
         self.service = CacheNodeService(
             admission, tokenizer, files, self.engine, self.state, access, config
         )
-        self.metrics_port: int | None = None  # once it serves
         self.died = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -99,7 +98,8 @@ class Node:
     def _serve_metrics(self, stack: AsyncExitStack, port: int) -> None:
         server = MetricsServer(port, self.config.host, self._metrics(), self.config.tls_files)
         stack.callback(server.close)
-        self.metrics_port = server.port
+        self.info.metrics_port = server.port
+        self.info.metrics_tls = self.config.tls_cert is not None
 
     def _metrics(self) -> CollectorRegistry:
         timings, facts = self.engine.timings, self._facts

@@ -21,7 +21,7 @@ class FleetGauges(Collector):
 
     def collect(self) -> Iterable[Metric]:
         nodes = self._registry.nodes
-        return [_health(nodes), _breakers(nodes), *self._indexes(nodes)]
+        return [_infos(nodes), _health(nodes), _breakers(nodes), *self._indexes(nodes)]
 
     def _indexes(self, nodes: list[Node]) -> list[Metric]:
         blocks = GaugeMetricFamily("kvmesh_router_index_blocks", "Indexed blocks", labels=["node"])
@@ -41,6 +41,17 @@ class FleetGauges(Collector):
             word = fleet_pb2.IndexMode.Name(self._index.mode(node.name))
             mode.add_metric([node.name, word.removeprefix("INDEX_MODE_").lower()], 1)
         return [blocks, mode, lag]
+
+
+def _infos(nodes: list[Node]) -> Metric:
+    infos = GaugeMetricFamily(
+        "kvmesh_router_node_info",
+        "1, with where a node is, and where its own metrics are",
+        labels=["node", "address", "metrics"],
+    )
+    for node in nodes:
+        infos.add_metric([node.name, node.address, node.metrics_url], 1)
+    return infos
 
 
 def _health(nodes: list[Node]) -> Metric:

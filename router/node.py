@@ -62,6 +62,7 @@ class Node:
     detail: str = "not seen yet"
     num_blocks: int = 0
     max_num_seqs: int = 0
+    metrics_url: str = ""  # empty: it serves none
     epoch: int = 0
     load: pb.NodeLoad = field(default_factory=pb.NodeLoad)
     calls: set[OpenCall] = field(default_factory=set)

@@ -83,6 +83,7 @@ class Registry:
                 listener(node)
         node.name, node.num_blocks, node.epoch = info.name, info.num_blocks, info.epoch
         node.max_num_seqs = info.max_num_seqs
+        node.metrics_url = _metrics_url(node.address, info)
         if not node.accepted:
             self.set_health(node, Health.NODE_HEALTH_CONNECTING)
 
@@ -112,3 +113,10 @@ class Registry:
     async def close(self) -> None:
         for node in self.nodes:
             await node.channel.close()
+
+
+def _metrics_url(address: str, info: pb.NodeInfo) -> str:
+    if not info.metrics_port:
+        return ""
+    scheme = "https" if info.metrics_tls else "http"
+    return f"{scheme}://{address.rpartition(':')[0]}:{info.metrics_port}/metrics"

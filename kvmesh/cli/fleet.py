@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from itertools import chain
 
 from kvmesh.cli import ports
 from kvmesh.cli.child import Child, ChildDiedError, LogLine, describe_exit
@@ -28,8 +29,12 @@ class Fleet:
         on_line: Callable[[Child, LogLine], None],
         say: Callable[[str], None],
     ) -> None:
-        node_ports = _node_ports(config)
-        nodes = [config.node_config(i, port) for i, port in enumerate(node_ports)]
+        node_ports, metrics_ports = _node_ports(config)
+        nodes = [
+            config.node_config(i, *pair)
+            for i, pair in enumerate(zip(node_ports, metrics_ports, strict=True))
+        ]
+        self.metrics_urls = [f"http://{NODE.host}:{port}/metrics" for port in metrics_ports]
         self.nodes = [
             Child(node.node_name, ["node", *as_arguments(node, NODE_FLAGS)], on_line)
             for node in nodes
@@ -60,7 +65,7 @@ class Fleet:
         ports.require_free(config.host, config.http_port, "--http-port")
         ports.require_free(config.host, config.grpc_port, "--grpc-port")
         if config.node_port_base is not None:
-            for port in _node_ports(config):
+            for port in chain(*_node_ports(config)):
                 ports.require_free(NODE.host, port, "--node-port-base")
 
     async def start(self) -> None:
@@ -142,7 +147,8 @@ class Fleet:
                 self._say(f"{child.name} is back")
 
 
-def _node_ports(config: ServeConfig) -> list[int]:
-    if config.node_port_base is None:
-        return ports.free_ports(NODE.host, config.nodes)
-    return [config.node_port_base + i for i in range(config.nodes)]
+def _node_ports(config: ServeConfig) -> tuple[list[int], list[int]]:
+    """One of each node for its gRPC service, and one for its metrics."""
+    count, base = config.nodes, config.node_port_base
+    found = list(range(base, base + 2 * count)) if base else ports.free_ports(NODE.host, 2 * count)
+    return found[:count], found[count:]

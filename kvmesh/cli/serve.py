@@ -29,6 +29,7 @@ USE = """
   OpenAI API   {http}/v1
   gRPC         {grpc}
   metrics      {http}/metrics
+               {metrics}
 
 [bold]Try it[/]
   {program} generate --router {grpc} "Why is the sky blue?"
@@ -55,17 +56,18 @@ def serve(config: ServeConfig) -> None:
 
     async def body(fleet: Fleet) -> None:
         fleet.watch()
-        screen.say(_usage(config, fleet.model))
+        screen.say(_usage(config, fleet))
         await asyncio.Event().wait()
 
     host(config, screen, body)
 
 
-def _usage(config: ServeConfig, model: str) -> str:
+def _usage(config: ServeConfig, fleet: Fleet) -> str:
     return USE.format(
         program=program(),
-        model=model,
+        model=fleet.model,
         nodes=config.nodes,
         http=config.http_url,
+        metrics=f"\n{15 * ' '}".join(fleet.metrics_urls),
         grpc=config.grpc_target,
     )

@@ -100,7 +100,7 @@ class ServeConfig:
         check_redis_url(self.redis_url)
         check_redis_shards(self.redis_shards)
 
-    def node_config(self, index: int, port: int) -> NodeConfig:
+    def node_config(self, index: int, port: int, metrics_port: int) -> NodeConfig:
         """One node's configuration. Nodes listen on the loopback: only the router talks to them.
         They share the part of a GPU that they may use. TLS is the router's: what it says to
         nodes stays on the loopback.
@@ -108,7 +108,7 @@ class ServeConfig:
         shared = {f.name for f in fields(NodeConfig)} & {f.name for f in fields(self)} - _ROUTERS
         values = {name: getattr(self, name) for name in shared}
         values["gpu_memory_utilization"] = self.gpu_memory_utilization / self.nodes
-        return NodeConfig(node_name=f"node-{index}", port=port, **values)
+        return NodeConfig(node_name=f"node-{index}", port=port, metrics_port=metrics_port, **values)
 
     def router_config(self, node_ports: list[int]) -> RouterConfig:
         """The configuration of the router over nodes on `node_ports`."""
@@ -174,7 +174,7 @@ SERVE_FLAGS = {
     "http_port": Flag("Port of the OpenAI-compatible API.", NETWORK, least=1, most=65535),
     "grpc_port": Flag("Port of the gRPC API.", NETWORK, least=1, most=65535),
     "node_port_base": Flag(
-        "Port of the first node, the next ones follow.",
+        "Port of the first node; the next ones follow, then those of their metrics.",
         NETWORK,
         least=1,
         most=65535,

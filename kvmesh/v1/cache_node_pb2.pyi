@@ -265,6 +265,8 @@ class NodeInfo(_message.Message):
     PIPELINE_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    METRICS_PORT_FIELD_NUMBER: _builtins.int
+    METRICS_TLS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Unique in a fleet; a node keeps it over restarts."""
     epoch: _builtins.int
@@ -297,6 +299,10 @@ class NodeInfo(_message.Message):
     """Device kind: cpu, cuda."""
     dtype: _builtins.str
     """Dtype of the weights and activations: float32, bfloat16."""
+    metrics_port: _builtins.int
+    """Port of its Prometheus metrics, on the host of its gRPC service; 0 when it serves none."""
+    metrics_tls: _builtins.bool
+    """They are served over TLS."""
     @_builtins.property
     def key_scheme(self) -> Global___KeyScheme:
         """Everything that the root of the block keys is made of."""
@@ -331,10 +337,12 @@ class NodeInfo(_message.Message):
         pipeline_parallel_size: _builtins.int = ...,
         device: _builtins.str = ...,
         dtype: _builtins.str = ...,
+        metrics_port: _builtins.int = ...,
+        metrics_tls: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key_scheme", b"key_scheme"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "key_scheme", b"key_scheme", "kv_bytes_per_token", b"kv_bytes_per_token", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_fingerprint", b"model_fingerprint", "name", b"name", "num_blocks", b"num_blocks", "num_cpu_blocks", b"num_cpu_blocks", "pipeline_parallel_size", b"pipeline_parallel_size", "tensor_parallel_size", b"tensor_parallel_size", "tokenizer_files", b"tokenizer_files", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "key_scheme", b"key_scheme", "kv_bytes_per_token", b"kv_bytes_per_token", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "metrics_port", b"metrics_port", "metrics_tls", b"metrics_tls", "model", b"model", "model_fingerprint", b"model_fingerprint", "name", b"name", "num_blocks", b"num_blocks", "num_cpu_blocks", b"num_cpu_blocks", "pipeline_parallel_size", b"pipeline_parallel_size", "tensor_parallel_size", b"tensor_parallel_size", "tokenizer_files", b"tokenizer_files", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -61,7 +61,7 @@ async def scraped(executor, smollm2):
         async def scrape() -> Scrape:
             await until(lambda: node.state.load.running == 0)
             async with httpx.AsyncClient() as http:
-                answer = await http.get(f"http://127.0.0.1:{node.metrics_port}/metrics")
+                answer = await http.get(f"http://127.0.0.1:{node.info.metrics_port}/metrics")
             return Scrape(answer.text)
 
         await live.generate(list(range(5, 69)), max_tokens=8, ignore_eos=True)

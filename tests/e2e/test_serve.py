@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,6 +42,19 @@ def complete(fleet, prompt):
 def test_it_answers_over_grpc_and_http(fleet):
     assert generate(fleet, "The capital of France is", max_tokens=8).completion_tokens == 8
     assert complete(fleet, "The capital of France is")["usage"]["completion_tokens"] == 4
+
+
+def test_the_router_says_where_its_nodes_tell_their_metrics(fleet):
+    def read(url):
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return response.read().decode()
+
+    told = read(f"{fleet.http_url}/metrics")
+    urls = re.findall(r'kvmesh_router_node_info{.*metrics="(http://127[^"]+)",node="node-', told)
+    assert len(urls) == 2
+    for url in urls:
+        assert url in fleet.log()
+        assert "kvmesh_node_info{" in read(url)
 
 
 def test_the_second_request_with_a_prefix_finds_it_cached(fleet):

@@ -101,9 +101,9 @@ def test_what_the_configuration_refuses_is_shown():
 
 def test_nodes_and_router_of_a_fleet_share_what_serve_is_told():
     config = ServeConfig(block_size=32, redis_url="redis://x:1/0", host="0.0.0.0", threads=3)
-    nodes = [config.node_config(i, 4000 + i) for i in range(2)]
+    nodes = [config.node_config(i, 4000 + i, 5000 + i) for i in range(2)]
     assert [node.node_name for node in nodes] == ["node-0", "node-1"]
-    assert replace(nodes[0], node_name="node-1", port=4001) == nodes[1]
+    assert replace(nodes[0], node_name="node-1", port=4001, metrics_port=5001) == nodes[1]
     assert (nodes[0].block_size, nodes[0].threads) == (32, 3)
     assert nodes[0].host == "127.0.0.1"
     router = config.router_config([4000, 4001])
