@@ -12,8 +12,6 @@ from router.fleet_view import FleetView
 from router.rates import total
 from router.request_log import Entry, RequestLog
 
-LONGEST_ERROR = 200  # characters
-
 
 class Overview:
     """Reads what the parts of the router know, and changes nothing. Never tells a prompt."""
@@ -68,7 +66,7 @@ def _ended(entry: Entry, epoch: float) -> pb.EndedRequest:
         request_id=entry.report.request_id or entry.request_id,
         endpoint=entry.endpoint,
         code=entry.code.name,
-        error=entry.error[:LONGEST_ERROR],
+        error=entry.error,
         tenant=entry.tenant,
         route=entry.report,
         summary=entry.summary,

@@ -19,6 +19,9 @@ log = structlog.get_logger("router")
 KEPT = 50
 """Requests that are remembered once they have ended."""
 
+LONGEST_ID, LONGEST_ERROR = 128, 500
+"""Characters: of an id that was refused for its length, and of an error that quotes the client."""
+
 
 @dataclass(slots=True)
 class Entry:
@@ -50,11 +53,11 @@ class RequestLog:
 
     @contextmanager
     def entry(self, endpoint: str, request: pb.GenerateRequest, tenant: str) -> Iterator[Entry]:
-        entry = Entry(endpoint, request.request_id, tenant, time.monotonic())
+        entry = Entry(endpoint, request.request_id[:LONGEST_ID], tenant, time.monotonic())
         try:
             yield entry
         except RequestError as error:
-            entry.code, entry.error = error.code, error.message
+            entry.code, entry.error = error.code, error.message[:LONGEST_ERROR]
             raise
         except (asyncio.CancelledError, GeneratorExit):
             entry.code = Code.CANCELLED

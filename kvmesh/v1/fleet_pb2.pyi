@@ -354,13 +354,13 @@ class EndedRequest(_message.Message):
     ended_us: _builtins.int
     """The router's clock at its end, microseconds since 1970."""
     request_id: _builtins.str
-    """As in GenerateRequest, or made by the router."""
+    """As in GenerateRequest, or made by the router; at most 128 characters."""
     endpoint: _builtins.str
     """completions, chat, generate, route."""
     code: _builtins.str
     """Name of the status that it ended with, such as OK or CANCELLED."""
     error: _builtins.str
-    """Why, when that is not OK; at most 200 characters."""
+    """Why, when that is not OK; at most 500 characters."""
     tenant: _builtins.str
     """Name of the tenant; empty without tenants."""
     ttft_us: _builtins.int

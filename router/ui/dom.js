@@ -18,18 +18,22 @@ export function setText(target, text) {
 
 export const count = (value) => Math.round(Number(value)).toLocaleString("en");
 
-export const percent = (part, whole) => (whole > 0 ? `${Math.round((100 * part) / whole)} %` : "–");
+export function percent(part, whole) {
+  return whole > 0 ? `${Math.round((100 * part) / whole)} %` : "–";
+}
 
 export function rate(value) {
-  return value >= 100 ? count(value) : value >= 0.05 ? value.toFixed(1) : "0";
+  if (value >= 100) return count(value);
+  return value >= 0.05 ? value.toFixed(1) : "0";
 }
 
 export function duration(microseconds) {
   const ms = Number(microseconds) / 1000;
   if (ms === 0) return "–";
-  if (ms < 1) return `${ms.toFixed(2)} ms`;
-  if (ms < 1000) return `${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms`;
-  return ms < 60000 ? `${(ms / 1000).toFixed(ms < 10000 ? 2 : 1)} s` : `${(ms / 60000).toFixed(1)} min`;
+  if (ms < 10) return `${ms.toFixed(ms < 1 ? 2 : 1)} ms`;
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  if (ms < 60000) return `${(ms / 1000).toFixed(ms < 10000 ? 2 : 1)} s`;
+  return `${(ms / 60000).toFixed(1)} min`;
 }
 
 export function clock(microseconds) {
@@ -45,7 +49,8 @@ export function fillBar(bar, counts) {
     part.style.flexGrow = blocks;
   });
   bar.setAttribute("role", "img");
-  bar.setAttribute("aria-label", counts.map(([state, blocks]) => `${state} ${count(blocks)}`).join(", "));
+  const words = counts.map(([state, blocks]) => `${state} ${count(blocks)}`);
+  bar.setAttribute("aria-label", words.join(", "));
 }
 
 // One row of `body` for each item, in their order; rows stay as long as their key does.
@@ -58,9 +63,11 @@ export class Rows {
   }
 
   show(items, keyOf) {
-    const rows = new Map(items.map((item) => [keyOf(item), this.rows.get(keyOf(item)) ?? this.make()]));
+    const rows = new Map();
+    for (const item of items) rows.set(keyOf(item), this.rows.get(keyOf(item)) ?? this.make());
     const wanted = [...rows.values()];
-    if (wanted.length !== this.body.children.length || wanted.some((row, i) => this.body.children[i] !== row)) {
+    const there = this.body.children;
+    if (wanted.length !== there.length || wanted.some((row, place) => there[place] !== row)) {
       this.body.replaceChildren(...wanted);
     }
     items.forEach((item) => this.update(rows.get(keyOf(item)), item));

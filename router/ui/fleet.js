@@ -25,7 +25,8 @@ export function showFleet(state) {
   tile("Cache hits", percent(rates.hit_tokens, rates.prompt_tokens), "of prompt tokens, last 10 s");
   tile("In flight", count(state.in_flight), "requests at this router");
   tile("Queue", count(waiting), classes.join(" · ") || "nobody waits for room");
-  tile("Nodes up", `${up} of ${nodes.length}`, up === nodes.length ? "all take requests" : "see below");
+  const all = up === nodes.length;
+  tile("Nodes up", `${up} of ${nodes.length}`, all ? "all take requests" : "see below");
   setText(byId("about"), [state.model || "no model yet", state.policy, state.version].join(" · "));
   showMemory(allBlocks(nodes));
 }
@@ -34,11 +35,13 @@ function showMemory(of) {
   const total = of.held + of.cached + of.free;
   const cpu = of.cpuHeld + of.cpuCached + of.cpuFree;
   fillBar(byId("memory"), kvParts(of));
-  for (const [state, number] of kvParts(of)) setText(byId(state), `${count(number)} (${percent(number, total)})`);
+  for (const [state, number] of kvParts(of)) {
+    setText(byId(state), `${count(number)} (${percent(number, total)})`);
+  }
   setText(byId("memory-note"), `${count(total)} blocks on the nodes that answer`);
   byId("swap").hidden = byId("swap-legend").hidden = cpu === 0;
   if (cpu === 0) return;
   fillBar(byId("swap"), cpuParts(of));
-  setText(byId("swap-legend"), `below: swap space, ${count(cpu)} blocks, ${count(of.cpuHeld)} held, `
-    + `${count(of.cpuCached)} cached`);
+  const used = `${count(of.cpuHeld)} held, ${count(of.cpuCached)} cached`;
+  setText(byId("swap-legend"), `below: swap space, ${count(cpu)} blocks, ${used}`);
 }

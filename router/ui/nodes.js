@@ -3,6 +3,7 @@ import { Rows, byId, count, element, fillBar, percent, rate, setText } from "./d
 
 const word = (name, prefix) => name.replace(prefix, "").toLowerCase();
 export const health = (node) => word(node.health, "NODE_HEALTH_");
+const STATES = ["up", "draining", "connecting", "down", "refused"];
 const REACHED = ["up", "draining"];
 
 // Blocks of a node by state, in its pool and in its swap space.
@@ -29,17 +30,26 @@ export function allBlocks(nodes) {
   return sum;
 }
 
-export const kvParts = (of) => [["held", of.held], ["cached", of.cached], ["free", of.free]];
-export const cpuParts = (of) => [["held", of.cpuHeld], ["cached", of.cpuCached], ["free", of.cpuFree]];
+const parts = (held, cached, free) => [["held", held], ["cached", cached], ["free", free]];
+export const kvParts = (of) => parts(of.held, of.cached, of.free);
+export const cpuParts = (of) => parts(of.cpuHeld, of.cpuCached, of.cpuFree);
 
 function makeRow() {
   const row = element("tr");
   const parts = {
-    name: element("b"), address: element("span", "dim line"), epoch: element("span", "dim line epoch"),
-    state: element("span", "pill"), detail: element("span", "detail line"),
-    bar: element("div", "bar"), swap: element("div", "bar thin"), amounts: element("span", "dim line"),
-    running: element("td", "number"), waiting: element("td", "number"), tokens: element("td", "number"),
-    hits: element("b"), hitsNow: element("span", "dim line"),
+    name: element("b"),
+    address: element("span", "dim line"),
+    epoch: element("span", "dim line epoch"),
+    state: element("span", "pill"),
+    detail: element("span", "detail line"),
+    bar: element("div", "bar"),
+    swap: element("div", "bar thin"),
+    amounts: element("span", "dim line amounts"),
+    running: element("td", "number"),
+    waiting: element("td", "number"),
+    tokens: element("td", "number"),
+    hits: element("b"),
+    hitsNow: element("span", "dim line"),
   };
   parts.running.dataset.label = "running";
   parts.waiting.dataset.label = "waiting";
@@ -81,8 +91,8 @@ function updateRow(row, node) {
   const rates = node.rates ?? { output_tokens: 0, hit_tokens: 0, prompt_tokens: 0 };
   setText(parts.tokens, rate(rates.output_tokens));
   setText(parts.hits, percent(Number(load.hit_tokens ?? 0), Number(load.queried_tokens ?? 0)));
-  const now = rates.prompt_tokens > 0 ? `now ${percent(rates.hit_tokens, rates.prompt_tokens)}` : "";
-  setText(parts.hitsNow, now);
+  const asked = rates.prompt_tokens > 0;
+  setText(parts.hitsNow, asked ? `now ${percent(rates.hit_tokens, rates.prompt_tokens)}` : "");
 }
 
 const rows = new Rows(byId("nodes").tBodies[0], makeRow, updateRow);
@@ -96,7 +106,8 @@ export function showNodes(nodes) {
   rows.show(sorted, (node) => node.address);
   byId("no-nodes").hidden = nodes.length > 0;
   byId("nodes").hidden = nodes.length === 0;
-  const counts = {};
-  for (const node of nodes) counts[health(node)] = (counts[health(node)] ?? 0) + 1;
-  setText(byId("nodes-note"), Object.entries(counts).map(([state, n]) => `${n} ${state}`).join(" · "));
+  const those = (state) => nodes.filter((each) => health(each) === state).length;
+  const counts = STATES.map((state) => [those(state), state]);
+  const told = counts.filter(([number]) => number > 0).map((each) => each.join(" "));
+  setText(byId("nodes-note"), told.join(" · "));
 }

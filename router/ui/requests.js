@@ -1,27 +1,36 @@
 // The last requests, each with the part that the cache had in it.
 import { Rows, byId, clock, count, duration, element, fillBar, percent, setText } from "./dom.js";
 
+// The last columns, with their names where there is no room for the table's head.
 const LABELS = {
-  queue: "queue", prefill: "prefill", ttft: "first token", total: "total", preempted: "preempted",
+  prompt: "prompt",
+  queue: "queue",
+  prefill: "prefill",
+  ttft: "first token",
+  total: "total",
+  preempted: "preempted",
   resumed: "resumed",
 };
 
 function makeRow() {
   const row = element("tr");
   const parts = {
-    ended: element("td", "ended"), id: element("b", "id"), about: element("span", "dim line"),
-    code: element("span", "pill"), error: element("span", "detail line"),
-    node: element("b"), why: element("span", "dim line"),
-    prompt: element("td", "number"), bar: element("div", "bar thin"), cached: element("span"),
+    ended: element("td", "ended"),
+    id: element("b", "id"),
+    about: element("span", "dim line"),
+    code: element("span", "pill"),
+    error: element("span", "detail line"),
+    node: element("b"),
+    why: element("span", "dim line"),
+    bar: element("div", "bar thin"),
+    cached: element("span"),
     predicted: element("span", "dim line"),
   };
-  parts.prompt.dataset.label = "prompt";
   row.append(
     parts.ended,
     element("td", "request", parts.id, parts.about),
     element("td", "state", parts.code, parts.error),
     element("td", "wide", parts.node, parts.why),
-    parts.prompt,
     element("td", "cache", parts.bar, parts.cached, parts.predicted),
   );
   for (const [name, label] of Object.entries(LABELS)) {
@@ -50,8 +59,9 @@ function updateRow(row, request) {
   const tries = route.attempt > 1 ? ` (try ${route.attempt})` : "";
   setText(parts.why, (route.reason ?? "") + tries);
   showCache(parts, route, summary);
-  setText(parts.queue, duration(Number(route.queue_us ?? 0) + Number(summary.queue_us ?? 0)));
-  parts.queue.title = `router ${duration(route.queue_us ?? 0)}, node ${duration(summary.queue_us ?? 0)}`;
+  const [here, there] = [Number(route.queue_us ?? 0), Number(summary.queue_us ?? 0)];
+  setText(parts.queue, duration(here + there));
+  parts.queue.title = `router ${duration(here)}, node ${duration(there)}`;
   setText(parts.prefill, duration(summary.prefill_us ?? 0));
   setText(parts.ttft, duration(request.ttft_us));
   setText(parts.total, duration(request.total_us));
@@ -64,13 +74,15 @@ function showCache(parts, route, summary) {
   const { gpu = 0, cpu = 0, remote = 0 } = summary.usage?.cached ?? {};
   const found = gpu + cpu + remote;
   const told = Boolean(summary.node);
+  const rest = Math.max(0, prompt - found);
   setText(parts.prompt, prompt ? count(prompt) : "–");
   parts.bar.hidden = !told;
-  if (told) fillBar(parts.bar, [["cached", gpu], ["swapped", cpu + remote], ["free", Math.max(0, prompt - found)]]);
-  const tiers = [[gpu, "pool"], [cpu, "swap"], [remote, "remote"]].filter(([tokens]) => tokens > 0);
-  const where = tiers.length > 1 ? `: ${tiers.map(([n, tier]) => `${count(n)} ${tier}`).join(" + ")}` : "";
-  setText(parts.cached, told ? `${count(found)} (${percent(found, prompt)})${where}` : "–");
-  setText(parts.predicted, route.node ? `predicted ${count(route.predicted_cached_tokens ?? 0)}` : "");
+  if (told) fillBar(parts.bar, [["cached", gpu], ["swapped", cpu + remote], ["free", rest]]);
+  setText(parts.cached, told ? `${count(found)} (${percent(found, prompt)})` : "–");
+  const predicted = route.node ? [`predicted ${count(route.predicted_cached_tokens ?? 0)}`] : [];
+  if (cpu > 0) predicted.push(`${count(cpu)} from swap`);
+  if (remote > 0) predicted.push(`${count(remote)} from others`);
+  setText(parts.predicted, predicted.join(" · "));
 }
 
 const rows = new Rows(byId("requests").tBodies[0], makeRow, updateRow);

@@ -5,7 +5,7 @@ import { showNodes } from "./nodes.js";
 import { showRequests } from "./requests.js";
 
 const PERIOD = 1000; // milliseconds
-const PATIENCE = 5000;
+const PATIENCE = 2000;
 
 let key = ""; // lives as long as the page
 let seen = null; // when the router answered last
@@ -48,11 +48,12 @@ function refuse(message) {
 }
 
 function showStatus() {
-  const age = seen === null ? null : Math.round((Date.now() - seen) / 1000);
   const lost = seen !== null && problem !== "";
-  const text = lost ? `no answer, last seen ${age} s ago` : problem || (seen === null ? "connecting …" : "live");
+  const age = lost ? Math.round((Date.now() - seen) / 1000) : 0;
+  let text = problem || "live";
+  if (lost) text = `no answer, last seen ${age} s ago`;
   setText(byId("status"), text);
-  byId("status").dataset.state = problem ? "lost" : seen === null ? "waiting" : "live";
+  byId("status").dataset.state = problem ? "lost" : "live";
   byId("status").title = problem;
   document.body.classList.toggle("stale", lost);
 }
@@ -82,5 +83,4 @@ byId("access").addEventListener("submit", (event) => {
   ask().then(showStatus, () => {});
 });
 
-setInterval(showStatus, PERIOD);
 run();
