@@ -1,0 +1,91 @@
+"""Commands of README and guide that are not run as they stand: the one place that knows them.
+
+Each is known by `in_a_line`. A command that is in no table is run as it is.
+"""
+
+from typing import NamedTuple
+
+CI = ".ci/run"
+SUITE = "kvmesh/cli/bench/suite.py"
+SHORT = "tests/bench/test_bench_commands.py"
+
+QUICK = {
+    # Less of the same, run here.
+    "make demo": "kvmesh demo",
+    "make load-test": "make -o install load-test ARGS='--target 127.0.0.1:50051 --requests 4'",
+    "kvmesh load --target http://127.0.0.1:8000 --fleet 127.0.0.1:50051 --workload chat --rate 2": (
+        "kvmesh load --target http://127.0.0.1:8000 --fleet 127.0.0.1:50051 --workload chat"
+        " --rate 8 --requests 4 --think 0.1"
+    ),
+    "kvmesh bench ttft": "kvmesh bench ttft --repetitions 1",
+    "kvmesh bench memory": "kvmesh bench memory --requests 50",
+    "kvmesh bench routing": "kvmesh bench routing --trace trace.jsonl --requests 20",
+    # Servers that would go on for ever, whose ports the reader chooses.
+    "kvmesh node": "kvmesh node --help",
+    "kvmesh router --node host:port ...": "kvmesh router --node host:port --help",
+}
+
+
+class Place(NamedTuple):
+    file: str  # from the root
+    has: str  # a part of it
+
+
+ELSEWHERE = {
+    # Many minutes, or more than this machine must have: where it is run instead.
+    "make install": [Place(CI, "make install")],
+    "make test": [Place(CI, "make test ARGS=")],
+    "make serve": [
+        Place("Makefile", "$(BIN)/kvmesh serve $(ARGS)"),
+        Place("tests/e2e/serving.py", '"serve", "--nodes"'),
+    ],
+    "make bench": [
+        Place("Makefile", "$(BIN)/kvmesh bench all $(if $(QUICK),--quick)"),
+        Place(CI, "bench all --quick"),
+    ],
+    "make bench QUICK=1": [
+        Place("Makefile", "$(BIN)/kvmesh bench all $(if $(QUICK),--quick)"),
+        Place(CI, "bench all --quick"),
+    ],
+    "make soak-node": [
+        Place("Makefile", "$(BIN)/kvmesh bench soak"),
+        Place("tests/bench/test_soak.py", "soak(WARM_UP"),
+    ],
+    "docker compose up": [Place(CI, "make compose-test"), Place("Makefile", "compose/test.sh")],
+    "docker compose up --detach --wait": [
+        Place(CI, "make compose-test"),
+        Place("tests/compose/project.py", 'compose("up", "--detach"'),
+    ],
+    "grpcurl -plaintext 127.0.0.1:50051 list": [
+        Place("tests/router/test_fleet_service.py", "reflection"),
+    ],
+    "kvmesh bench prefix": [Place(CI, "bench all --quick"), Place(SUITE, 'Part("prefix"')],
+    "kvmesh bench prefix --trace FILE": [
+        Place(CI, "bench all --quick"),
+        Place("tests/bench/test_load_prefix.py", "trace"),
+    ],
+    "kvmesh bench baselines": [Place(CI, "bench all --quick"), Place(SUITE, 'Part("baselines"')],
+    "kvmesh bench paging": [Place(CI, "bench all --quick"), Place(SUITE, 'Part("paging"')],
+    "kvmesh bench engine": [Place("tests/bench/test_engine.py", "measure")],
+    "kvmesh bench step": [Place(SHORT, '"step"')],
+    "kvmesh bench kernels": [Place(SHORT, '"kernels"')],
+    "kvmesh bench router": [Place(SHORT, '"router"')],
+    "kvmesh bench quant": [Place("tests/parity/test_kv_quality.py", "quant.measure_quant")],
+}
+
+
+class Typed(NamedTuple):
+    """What a person at a terminal does."""
+
+    waits_for: str
+    keys: str
+    sees: str
+    leaves_by: str
+
+
+INTERACTIVE = {
+    "kvmesh chat": Typed("› ", "Say yes.\n", "first token", "/quit\n"),
+    "kvmesh nodes --watch": Typed("node-0", "", "node-1", "\x03"),
+}
+
+ALSO_IN_TABLES = (QUICK, ELSEWHERE, INTERACTIVE)
