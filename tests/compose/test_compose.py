@@ -5,53 +5,33 @@ import threading
 import httpx
 import pytest
 
-from kvmesh.client import Client
+from tests.compose.asking import (
+    all_up,
+    cached,
+    chat,
+    check_that_the_second_request_hits,
+    indexed,
+    scraped,
+)
 from tests.compose.project import START, Project
 from tests.compose.test_rules import RULES
 from tests.e2e.serving import poll
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(2400)]
 
-PREFIX = "You are the guide of a museum of clocks, and you know each of them by heart. " * 12
 LONG = {"prompt": "Count up: one, two, three,", "max_tokens": 150, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def project():
+def project(images):
     with Project() as project:
         yield project
 
 
 @pytest.fixture
 def client(project):
-    with Client(project.grpc_target, timeout=120) as client:
+    with project.client() as client:
         yield client
-
-
-def chat(project, question):
-    reply = httpx.post(
-        f"{project.http_url}/v1/chat/completions",
-        json={
-            "model": "",
-            "messages": [
-                {"role": "system", "content": PREFIX},
-                {"role": "user", "content": question},
-            ],
-            "max_tokens": 8,
-        },
-        timeout=120,
-        trust_env=False,
-    )
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
-
-def cached(reply):
-    return reply["usage"]["prompt_tokens_details"]["cached_tokens"]
-
-
-def all_up(project, count):
-    return project.healths().count("UP") == count
 
 
 def test_both_nodes_are_found(project):
@@ -59,25 +39,7 @@ def test_both_nodes_are_found(project):
 
 
 def test_the_second_request_with_the_same_prefix_hits(project):
-    assert cached(chat(project, "What is the oldest?")) == 0
-    poll(lambda: indexed(project), 30)
-    assert cached(chat(project, "What is the newest?")) > 200
-
-
-def indexed(project):
-    with Client(project.grpc_target, timeout=10) as client:
-        return any(node.indexed_blocks > 10 for node in client.list_nodes())
-
-
-def test_over_grpc_it_hits_too(client):
-    done = client.generate(
-        messages=[
-            {"role": "system", "content": PREFIX},
-            {"role": "user", "content": "Which one strikes?"},
-        ],
-        max_tokens=4,
-    ).result()
-    assert done.usage.cached.gpu > 200
+    check_that_the_second_request_hits(project)
 
 
 def test_a_third_node_is_found(project):
@@ -120,14 +82,7 @@ def test_requests_go_on_while_redis_starts_again(project):
 
 
 def test_prometheus_scrapes_every_process(project):
-    def up():
-        reply = httpx.get(
-            f"{project.prometheus_url}/api/v1/query", params={"query": "up == 1"}, trust_env=False
-        )
-        jobs = [each["metric"]["job"] for each in reply.json()["data"]["result"]]
-        return jobs.count("router") == 1 and jobs.count("cache-node") == 2
-
-    poll(up, 60)
+    poll(lambda: scraped(project) == (1, 2), 60)
 
 
 def test_the_rules_are_loaded_and_alerts_reach_the_manager(project):

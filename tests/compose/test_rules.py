@@ -7,6 +7,7 @@ import yaml
 
 from kvmesh.cli import metrics_table
 from tests.compose.project import ROOT, run
+from tests.prometheus_fixture import require_prometheus
 
 PROMETHEUS = ROOT / "compose" / "prometheus"
 RULES = [
@@ -44,20 +45,7 @@ def test_every_alert_is_tested():
     assert fired == {rule["alert"] for rule in ALERTS}
 
 
-@pytest.mark.compose
-@pytest.mark.parametrize(
-    "command",
-    ["check config prometheus.yml", "test rules rules_test.yml"],
-)
+@pytest.mark.parametrize("command", ["check config prometheus.yml", "test rules rules_test.yml"])
 def test_promtool_agrees(command):
-    mount = f"{PROMETHEUS}:/etc/prometheus:ro"
-    options = (
-        "--rm",
-        "--volume",
-        mount,
-        "--workdir",
-        "/etc/prometheus",
-        "--entrypoint",
-        "promtool",
-    )
-    run("docker", "run", *options, "prom/prometheus:v2.53.0", *command.split(), timeout=60)
+    require_prometheus()
+    run("promtool", *command.split(), timeout=60, cwd=PROMETHEUS)
