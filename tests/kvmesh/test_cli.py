@@ -48,6 +48,7 @@ def test_the_commands_are_these():
         "bench quant",
         "bench router",
         "bench routing",
+        "bench scrape",
         "bench soak",
         "bench step",
         "bench ttft",

@@ -14,6 +14,7 @@ from kvmesh.cli.bench import (
     quant,
     router,
     routing,
+    scrape,
     soak,
     step,
     suite,
@@ -42,6 +43,7 @@ app.command("prefix")(prefix.prefix)
 app.command("quant")(quant.quant)
 app.command("router")(router.router)
 app.command("routing")(routing.routing)
+app.command("scrape")(scrape.scrape)
 app.command("step")(step.step)
 app.command("soak")(soak.soak)
 app.command("failover")(failover.failover)
