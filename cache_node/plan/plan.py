@@ -53,6 +53,11 @@ class Plan:
         return max(0, self.num_blocks - 1)
 
     @property
+    def cpu_blocks(self) -> int:
+        """Likewise, of the CPU pool below."""
+        return cpu_pool_blocks(self.config, self.layout) - 1
+
+    @property
     def tokens(self) -> int:
         return self.usable_blocks * self.layout.block_size
 
@@ -98,8 +103,8 @@ class Plan:
     @property
     def machine_bytes(self) -> int:
         """What a node without a GPU takes of the machine's memory, once its pools are full."""
-        below = cpu_pool_blocks(self.config, self.layout)
-        return self.weights + (self.num_blocks + below) * self.layout.bytes_per_block
+        blocks = self.num_blocks + self.cpu_blocks + 1
+        return self.weights + blocks * self.layout.bytes_per_block
 
 
 def make_plan(shape: ModelShape, hardware: Hardware, config: NodeConfig) -> Plan:

@@ -19,6 +19,7 @@ class Latent:
 
     rank: int
     rope: int
+    expanded: int  # elements of the keys and values of all heads, which are not kept
 
     @property
     def elements(self) -> int:
@@ -108,8 +109,11 @@ def _windows(fields: Mapping[str, Any], served: ModelConfig | None) -> tuple[int
 
 
 def _latent(fields: Mapping[str, Any]) -> Latent | None:
-    rank = fields.get("kv_lora_rank")
-    return Latent(int(rank), positive(fields, "qk_rope_head_dim")) if rank else None
+    if not fields.get("kv_lora_rank"):
+        return None
+    rope, key = positive(fields, "qk_rope_head_dim"), positive(fields, "qk_nope_head_dim")
+    heads, value = positive(fields, "num_attention_heads"), positive(fields, "v_head_dim")
+    return Latent(positive(fields, "kv_lora_rank"), rope, heads * (rope + key + value))
 
 
 def _weight_bits(fields: Mapping[str, Any]) -> int | None:

@@ -36,6 +36,7 @@ class Flag:
     least: float | None = None
     most: float | None = None
     default_text: str | None = None  # shown where the default is no value: "the model's own"
+    positional: bool = False  # without its name
 
 
 def as_command(
@@ -125,17 +126,26 @@ def _option(name: str, flag: Flag) -> str:
     return flag.name or name.replace("_", "-")
 
 
+def _variable(option: str, flag: Flag) -> str:
+    return flag.env or "KVMESH_" + option.upper().replace("-", "_")
+
+
 def _parameter(field: Field[Any], hint: Any, flag: Flag) -> Parameter:
     option = _option(field.name, flag)
     declared = f"--{option}/--no-{option}" if hint is bool else f"--{option}"
     default = ... if field.default is MISSING else field.default
+    if flag.positional:
+        info = typer.Argument(
+            default, help=flag.help, envvar=_variable(option, flag), show_envvar=False
+        )
+        return Parameter(field.name, Parameter.KEYWORD_ONLY, default=info, annotation=_plain(hint))
     info = typer.Option(
         default,
         declared,
         help=flag.help,
         rich_help_panel=flag.panel,
         show_envvar=False,  # the rule is simple, and the lines are short
-        envvar=flag.env or "KVMESH_" + option.upper().replace("-", "_"),
+        envvar=_variable(option, flag),
         min=flag.least,
         max=flag.most,
         show_default=flag.default_text or True,

@@ -27,6 +27,8 @@ from kvmesh.cli.flags import as_command
 from kvmesh.cli.load_flags import LOAD_FLAGS
 from kvmesh.cli.node_flags import NODE_FLAGS
 from kvmesh.cli.parent import end_with_parent
+from kvmesh.cli.plan import command as planning
+from kvmesh.cli.plan.config import PLAN_FLAGS, PlanConfig
 from kvmesh.cli.router_flags import ROUTER_FLAGS
 from kvmesh.cli.serve_config import SERVE_FLAGS, ServeConfig
 from router.config import RouterConfig
@@ -82,6 +84,9 @@ app.command("nodes", rich_help_panel=ASK)(nodes.nodes)
 app.command("health", rich_help_panel=ASK)(health.health)
 app.command("explain", rich_help_panel=ASK)(explain.explain)
 app.command("model", rich_help_panel=ASK)(model.model)
+app.command("plan", help=planning.HELP, rich_help_panel=LEARN)(
+    as_command(PlanConfig, PLAN_FLAGS, planning.plan, presets=True)
+)
 app.command("demo", rich_help_panel=LEARN)(demo.demo)
 app.command("load", help=load.HELP, rich_help_panel=LEARN)(
     as_command(LoadConfig, LOAD_FLAGS, load.load)

@@ -22,9 +22,8 @@ class Preset:
 
 PRESETS: Mapping[str, Preset] = {
     "chat": Preset(
-        "short turns, many at once: prompts come in small chunks, so that a long one keeps nobody "
-        "waiting; the KV of a chat that pauses moves to the CPU pool",
-        {
+        "short turns, many at once",
+        {  # Small chunks: a long prompt keeps nobody waiting. A chat that pauses moves to RAM.
             "max_num_seqs": 64,
             "max_num_batched_tokens": 512,
             "swap_space": 2.0,
@@ -32,9 +31,8 @@ PRESETS: Mapping[str, Preset] = {
         },
     ),
     "rag": Preset(
-        "long documents: large chunks, twice the tokens in the same memory, a CPU pool for "
-        "documents, patience for first tokens",
-        {
+        "long documents",
+        {  # Large chunks, twice the tokens in a block, RAM for documents, patience.
             "kv_cache_dtype": "int8",
             "max_num_seqs": 32,
             "max_num_batched_tokens": 2048,
@@ -44,9 +42,8 @@ PRESETS: Mapping[str, Preset] = {
         },
     ),
     "low-latency": Preset(
-        "few at once, none preempted: small chunks, short queues, room left on each node; what "
-        "cannot be served soon is refused",
-        {
+        "few at once, and soon",
+        {  # None preempted, room left on each node; what cannot be served soon is refused.
             "scheduling_policy": "strict",
             "max_num_seqs": 8,
             "max_num_batched_tokens": 256,
@@ -58,9 +55,8 @@ PRESETS: Mapping[str, Preset] = {
         },
     ),
     "batch": Preset(
-        "output a second before all else: as many at once as fit, twice the tokens in the same "
-        "memory, long queues",
-        {
+        "output a second before all else",
+        {  # As many at once as there is memory for, and queues that hold the rest.
             "kv_cache_dtype": "int8",
             "max_num_seqs": 256,
             "max_num_batched_tokens": 4096,
@@ -93,10 +89,11 @@ def tell_preset(name: str, applied: Mapping[str, Any], kept: Mapping[str, Any]) 
         line = {"event": "preset", "preset": name, "sets": dict(applied), "kept": dict(kept)}
         typer.echo(json.dumps(line), err=True)
         return
-    typer.echo(f"preset {name} sets {_flags(applied) or 'nothing'}", err=True)
+    typer.echo(f"preset {name} sets {as_flags(applied) or 'nothing'}", err=True)
     if kept:
-        typer.echo(f"your own: {_flags(kept)}", err=True)
+        typer.echo(f"your own: {as_flags(kept)}", err=True)
 
 
-def _flags(values: Mapping[str, Any]) -> str:
-    return " ".join(f"--{option} {value}" for option, value in values.items())
+def as_flags(values: Mapping[str, Any]) -> str:
+    """By option or field, as on a command line."""
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in values.items())

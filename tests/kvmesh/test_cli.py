@@ -65,6 +65,7 @@ def test_the_commands_are_these():
         "model",
         "node",
         "nodes",
+        "plan",
         "router",
         "serve",
     ]

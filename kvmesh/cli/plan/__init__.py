@@ -1,0 +1,1 @@
+"""`kvmesh plan`: what fits, before anything is started."""
