@@ -121,6 +121,13 @@ class Client:
             )
         return list(reply.nodes)
 
+    def overview(self) -> fleet_pb2.OverviewResponse:
+        """Rates, queue, nodes and the last requests, see Fleet.Overview. For admins."""
+        with _errors():
+            return self._fleet.Overview(
+                fleet_pb2.OverviewRequest(), timeout=self._timeout, metadata=self._who
+            )
+
     def pin_prefix(
         self,
         prefix: pb.GenerateRequest,

@@ -22,6 +22,7 @@ from kvmesh.cli import (
     nodes,
     processes,
     serve,
+    top,
 )
 from kvmesh.cli.flags import as_command
 from kvmesh.cli.load_flags import LOAD_FLAGS
@@ -81,6 +82,7 @@ app.command("key", rich_help_panel=RUN)(key.key)
 app.command("generate", rich_help_panel=ASK)(generate.generate)
 app.command("chat", rich_help_panel=ASK)(chat.chat)
 app.command("nodes", rich_help_panel=ASK)(nodes.nodes)
+app.command("top", rich_help_panel=ASK)(top.top)
 app.command("health", rich_help_panel=ASK)(health.health)
 app.command("explain", rich_help_panel=ASK)(explain.explain)
 app.command("model", rich_help_panel=ASK)(model.model)

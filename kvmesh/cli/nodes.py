@@ -1,13 +1,10 @@
 """`kvmesh nodes`: the fleet as its router sees it."""
 
 import json
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -25,7 +22,6 @@ from kvmesh.cli.errors import fail
 from kvmesh.cli.tables import console_for_tables
 
 if TYPE_CHECKING:
-    from kvmesh.client import Client
     from kvmesh.v1.fleet_pb2 import NodeStatus
 
 TIMEOUT = 5.0  # seconds for the router to answer
@@ -35,10 +31,6 @@ COLUMNS = ("blocks", "usage", "cached", "running", "waiting", "hit rate", "index
 
 def nodes(
     router: Router = DEFAULT_ROUTER,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until Ctrl-C.")] = False,
-    interval: Annotated[
-        float, typer.Option(min=0.1, help="Seconds between two looks, when watching.")
-    ] = 1.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON array instead of a table.")
     ] = False,
@@ -53,11 +45,11 @@ def nodes(
     Examples:
 
         kvmesh nodes
-        kvmesh nodes --watch
         kvmesh nodes --json --router 10.0.0.2:50051
 
     blocks are held by requests, of all; usage is their share; cached blocks hold prefixes and are
     given up when memory is needed. The hit rate is of all prompt tokens since the node's start.
+    `kvmesh top` shows more, and goes on.
     """
     from kvmesh.cli.ask import explain
     from kvmesh.errors import RequestError
@@ -69,31 +61,8 @@ def nodes(
             fail(explain(error, router))
         if as_json:
             typer.echo(json.dumps([as_fields(node) for node in found]))
-        elif watch:
-            _watch(client, router, interval)
         else:
             console_for_tables().print(table(found))
-
-
-def _watch(client: "Client", router: str, interval: float) -> None:
-    from kvmesh.cli.ask import explain
-    from kvmesh.errors import RequestError
-
-    shown: RenderableType = ""
-    console = console_for_tables()
-    try:
-        with Live(console=console, auto_refresh=False) as live:
-            while True:
-                try:
-                    shown = view = table(client.list_nodes())
-                except RequestError as error:  # the router may come back
-                    view = Group(shown, Text(explain(error, router), style="red"))  # type: ignore[assignment]
-                live.update(view, refresh=True)
-                if not console.is_terminal:
-                    console.print(view)
-                time.sleep(interval)
-    except KeyboardInterrupt:
-        return
 
 
 def table(found: Sequence["NodeStatus"]) -> Table:

@@ -18,13 +18,15 @@ export function showFleet(state) {
   const { rates, nodes } = state;
   const up = nodes.filter((node) => health(node) === "up").length;
   const waiting = state.queue.reduce((sum, each) => sum + each.waiting, 0);
-  const classes = state.queue.filter((each) => each.waiting > 0)
-    .map((each) => `${count(each.waiting)} ${each.priority}, oldest ${duration(each.oldest_us)}`);
+  const classes = state.queue.filter((each) => each.waiting > 0);
+  const words = classes.map((each) => `${count(each.waiting)} ${each.priority}`);
+  const oldest = Math.max(0, ...classes.map((each) => Number(each.oldest_us)));
+  const queued = waiting ? `${words.join(", ")}; oldest ${duration(oldest)}` : "nobody waits for room";
   tile("Tokens/s", rate(rates.output_tokens), "generated");
   tile("Prompt tokens/s", rate(rates.prompt_tokens), "looked up in the caches");
   tile("Cache hits", percent(rates.hit_tokens, rates.prompt_tokens), "of prompt tokens, last 10 s");
   tile("In flight", count(state.in_flight), "requests at this router");
-  tile("Queue", count(waiting), classes.join(" · ") || "nobody waits for room");
+  tile("Queue", count(waiting), queued);
   const all = up === nodes.length;
   tile("Nodes up", `${up} of ${nodes.length}`, all ? "all take requests" : "see below");
   setText(byId("about"), [state.model || "no model yet", state.policy, state.version].join(" · "));

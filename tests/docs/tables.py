@@ -85,7 +85,7 @@ class Typed(NamedTuple):
 
 INTERACTIVE = {
     "kvmesh chat": Typed("› ", "Say yes.\n", "first token", "/quit\n"),
-    "kvmesh nodes --watch": Typed("node-0", "", "node-1", "\x03"),
+    "kvmesh top": Typed("node-0", "", "node-1", "q"),
 }
 
 ALSO_IN_TABLES = (QUICK, ELSEWHERE, INTERACTIVE)

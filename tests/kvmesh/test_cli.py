@@ -68,6 +68,7 @@ def test_the_commands_are_these():
         "plan",
         "router",
         "serve",
+        "top",
     ]
 
 

@@ -65,20 +65,6 @@ async def test_nodes_as_json_and_the_hit_rate(fleet):
     assert first["epoch"] == fleet.nodes[0].info.epoch
 
 
-async def test_nodes_watch_follows_the_fleet_until_ctrl_c(fleet):
-    arguments = ("nodes", "--watch", "--interval", "0.1", "--router", fleet.target)
-    async with Terminal(*arguments) as terminal:
-        await terminal.until("node-1")
-        fleet.nodes[0].draining = True
-        fleet.nodes[0].notify()
-        await terminal.until("draining")
-        await fleet.nodes[1].stop()
-        await terminal.until("down")
-        terminal.type("\x03")
-        assert await terminal.end() == 0
-    assert "Traceback" not in terminal.shown
-
-
 async def test_health_is_an_exit_code(fleet):
     assert await kvmesh("health", fleet.target) == (0, "SERVING\n", "")
     for node in fleet.nodes:
