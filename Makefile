@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.kvmesh-installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-large compose-test lint kernels-static protos metrics load-test bench soak soak-node clean
+.PHONY: help install demo serve test test-large compose-test lint kernels-static protos metrics dashboards load-test bench soak soak-node clean
 
 help: ## Show what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' \
@@ -42,13 +42,14 @@ test-large: install ## Run the tests that download a second real model
 compose-test: install ## Build and start compose.yaml, and test the fleet: scale, kill, restart
 	compose/test.sh $(BIN)/python $(ARGS)
 
-lint: install ## Check style, types, import rules, stubs and contract, and the table of metrics
+lint: install ## Check style, types, import rules, stubs and contract, metrics' table and dashboards
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python -m kvmesh.cli.metrics_table --check
+	$(BIN)/python -m compose.grafana.build --check
 
 kernels-static: install ## Compile the Triton kernels for four chips and compare with the reviewed table
 	$(BIN)/python -m kernels.triton.static $(ARGS)
@@ -61,6 +62,9 @@ load-test: install ## Load a fleet of its own for a minute, and write a report w
 
 metrics: install ## Write docs/metrics.md from what the code registers
 	$(BIN)/python -m kvmesh.cli.metrics_table
+
+dashboards: install ## Write Grafana's dashboards from compose/grafana
+	$(BIN)/python -m compose.grafana.build
 
 bench: install ## Compare memory, caching and routing with other ways to serve; QUICK=1: in three minutes
 	$(BIN)/kvmesh bench all $(if $(QUICK),--quick) $(ARGS)
