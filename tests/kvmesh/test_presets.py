@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -88,6 +90,25 @@ def test_for_machines_it_says_so_in_json():
     assert (line["event"], line["preset"]) == ("preset", "chat")
     assert line["sets"] == {"max-num-seqs": 64, "max-num-batched-tokens": 512}
     assert line["kept"] == {"swap-space": 1.5}
+
+
+def test_the_table_in_the_docs_is_what_they_set():
+    page = (Path(__file__).parents[2] / "docs/plan.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines()]
+    head = next(row for row in rows if row[:1] == ["flag"])
+    assert head[2:] == list(PRESETS)
+    told = {preset: {} for preset in PRESETS}
+    for flags, _, *cells in (row for row in rows if len(row) == len(head) and row[0][0] == "`"):
+        names = [name.replace("-", "_") for name in re.findall(r"`--([a-z-]+)`", flags)]
+        for preset, cell in zip(PRESETS, cells, strict=True):
+            told[preset] |= dict(zip(names, filter(None, cell.split(", ")), strict=False))
+    assert told == {
+        preset: {
+            field: value if isinstance(value, str) else f"{value:g}"
+            for field, value in each.values.items()
+        }
+        for preset, each in PRESETS.items()
+    }
 
 
 def test_an_unknown_preset_is_named_with_those_that_are_known():
