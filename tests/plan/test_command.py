@@ -1,6 +1,8 @@
 """`kvmesh plan` as a user meets it."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -87,7 +89,7 @@ def test_every_preset_is_recommended_with_what_it_sets():
     shown, data = text("--max-model-len", "2048"), plan("--max-model-len", "2048")
     assert list(data["recommended"]) == list(PRESETS)
     for name, preset in PRESETS.items():
-        assert f"--preset {name} --kv-cache-bytes" in shown
+        assert f"--preset {name} --max-model-len 2048 --kv-cache-bytes" in shown
         assert data["recommended"][name]["preset"] == dict(preset.values)
         for field, value in preset.values.items():
             assert f"--{field.replace('_', '-')} {value}" in shown
@@ -200,6 +202,12 @@ def test_a_directory_without_a_configuration_is_named(tmp_path):
 def test_a_configuration_that_says_too_little_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     assert "num_attention_heads must be a positive integer" in run(str(tmp_path), code=1).stderr
+
+
+def test_a_command_line_without_a_node_s_packages_has_all_other_commands():
+    code = "import sys, kvmesh.cli.main; print({'safetensors', 'gguf', 'numpy'} & {*sys.modules})"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert found.stdout.strip() == b"set()"
 
 
 def test_another_machine_s_memory_may_be_planned_for():

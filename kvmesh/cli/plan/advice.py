@@ -7,6 +7,7 @@ from cache_node.config import KV_CACHE_DTYPES, NodeConfig
 from cache_node.plan.hardware import GIB
 from cache_node.plan.plan import Plan, make_plan
 from cache_node.sizing import cpu_pool_blocks
+from kvmesh.cli.plan.config import PLAN_FIELDS
 from kvmesh.cli.presets import PRESETS
 
 MOST_GPUS = 64
@@ -41,10 +42,10 @@ def _smaller_kv(plan: Plan, concurrency: int) -> Iterator[str]:
 
 
 def _more_memory(plan: Plan, concurrency: int) -> Iterator[str]:
-    if plan.hardware.card is None:
+    if plan.hardware.card is None or plan.config.num_blocks or plan.config.sized_in_bytes:
         yield from _larger_pool(plan, concurrency)
-        return
-    yield from _more_cards(plan, concurrency)
+    if plan.hardware.card is not None:
+        yield from _more_cards(plan, concurrency)
 
 
 def _more_cards(plan: Plan, concurrency: int) -> Iterator[str]:
@@ -66,15 +67,27 @@ def _more_cards(plan: Plan, concurrency: int) -> Iterator[str]:
 
 def _larger_pool(plan: Plan, concurrency: int) -> Iterator[str]:
     blocks = concurrency * plan.layout.blocks_for(plan.max_model_len) + 1
-    pool = blocks * plan.layout.bytes_per_block
-    needed = plan.weights + pool
-    if needed <= SPARE_RAM * plan.hardware.ram:
-        yield f"--kv-cache-bytes {pool}: exactly {concurrency} such requests at once"
-    else:
-        yield (
-            f"a machine with {needed / SPARE_RAM / GIB:,.0f} GiB, and --kv-cache-bytes {pool}; "
-            f"this one has {plan.hardware.ram / GIB:,.0f} GiB"
-        )
+    pool = blocks * plan.gpu_block_bytes
+    flag = f"--kv-cache-bytes {pool}"
+    if plan.config.num_blocks is not None:  # it goes before bytes
+        flag = f"--num-blocks {blocks}"
+    elif plan.config.kv_cache_ram_share is not None:
+        flag += " instead of --kv-cache-ram-share"
+    if pool <= _room(plan):
+        yield f"{flag}: exactly {concurrency} such requests at once"
+    elif plan.hardware.card is None:
+        needed = (plan.machine_bytes - plan.num_blocks * plan.layout.bytes_per_block + pool) / GIB
+        has = f"this one has {plan.hardware.ram / GIB:,.0f} GiB"
+        yield f"a machine with {needed / SPARE_RAM:,.0f} GiB, and {flag}; {has}"
+
+
+def _room(plan: Plan) -> int:
+    """Bytes that the KV pool could have, on each GPU or in the machine's memory."""
+    budgets = [stage.budget for stage in plan.stages if stage.budget is not None]
+    if budgets:
+        return min(budget.left for budget in budgets)
+    others = plan.machine_bytes - plan.num_blocks * plan.layout.bytes_per_block
+    return int(SPARE_RAM * plan.hardware.ram) - others
 
 
 def _less(plan: Plan) -> Iterator[str]:
@@ -117,24 +130,28 @@ def _for_preset(plan: Plan, name: str) -> Recommendation | None:
     """None where one request of the longest does not fit."""
     values = PRESETS[name].values
     known = {field: value for field, value in values.items() if hasattr(plan.config, field)}
-    config = replace(plan.config, **known)
-    flags: list[str] = []
-    if plan.hardware.card is None and not config.sized_in_bytes and config.num_blocks is None:
-        config = _sized(plan, config)
-        flags += ["--kv-cache-bytes", str(config.kv_cache_bytes)]
-    sized = _try(plan, config)
-    if sized is None or sized.refusal is not None:
+    found = _try(plan, _sized(plan, replace(plan.config, **known)))
+    if found is None or found.refusal is not None:
         return None
-    held = sized.concurrency(plan.max_model_len)
-    if held < config.max_num_seqs:
-        flags += ["--max-num-seqs", str(held)]
-    if plan.config.max_model_len is not None:
-        flags += ["--max-model-len", str(plan.config.max_model_len)]
-    return Recommendation(name, tuple(flags), held)
+    held = found.concurrency(plan.max_model_len)
+    config = replace(found.config, max_num_seqs=min(held, found.config.max_num_seqs))
+    return Recommendation(name, tuple(_own_flags(config, replace(NodeConfig(), **known))), held)
+
+
+def _own_flags(config: NodeConfig, preset: NodeConfig) -> Iterator[str]:
+    """Where the configuration is not what the preset alone gives."""
+    for field in PLAN_FIELDS:
+        value = getattr(config, field)
+        if value != getattr(preset, field):
+            yield from (f"--{field.replace('_', '-')}", str(value))
 
 
 def _sized(plan: Plan, config: NodeConfig) -> NodeConfig:
-    """With a pool for as many requests as the preset runs, as far as the machine has memory."""
+    """On a CPU, where the pool has no size yet: for as many requests as the preset runs, as far as
+    the machine has memory.
+    """
+    if plan.hardware.card or config.sized_in_bytes or config.num_blocks is not None:
+        return config
     other = _try(plan, config)
     layout = plan.layout if other is None else other.layout
     blocks = config.max_num_seqs * layout.blocks_for(plan.max_model_len) + 1

@@ -52,7 +52,9 @@ def plan(config: PlanConfig) -> None:
         recommended = recommend(found)
         if config.plot is not None:
             _draw(config.plot, found, sweep, trace)
-    except (ValueError, OSError, ModuleNotFoundError) as error:
+    except ModuleNotFoundError as error:
+        fail(f"this installation has no {error.name}: a plan needs `pip install 'kvmesh[node]'`")
+    except (ValueError, OSError) as error:
         fail(str(error))
     if config.json:
         from kvmesh.cli.plan.as_json import as_json

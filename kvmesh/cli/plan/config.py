@@ -9,6 +9,20 @@ from kvmesh.cli.flags import Flag
 from kvmesh.cli.node_flags import ENGINE_FLAGS, MODEL_FLAGS
 
 NODE = NodeConfig()
+PLAN_FIELDS = (
+    "max_model_len",
+    "dtype",
+    "kv_cache_dtype",
+    "block_size",
+    "num_blocks",
+    "kv_cache_bytes",
+    "kv_cache_ram_share",
+    "gpu_memory_utilization",
+    "swap_space",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+)
+"""Of a node's configuration: what decides over memory."""
 MOST_RAM = 1 << 20  # GiB
 ASKED, HARDWARE, SHOWN = "What is asked", "Hardware", "What is shown"
 
@@ -92,20 +106,7 @@ PLAN_FLAGS = {
         default_text="this machine's",
     ),
     "dtype": MODEL_FLAGS["dtype"],
-    **{
-        name: ENGINE_FLAGS[name]
-        for name in (
-            "kv_cache_dtype",
-            "block_size",
-            "num_blocks",
-            "kv_cache_bytes",
-            "kv_cache_ram_share",
-            "gpu_memory_utilization",
-            "swap_space",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-        )
-    },
+    **{name: ENGINE_FLAGS[name] for name in PLAN_FIELDS if name in ENGINE_FLAGS},
     "sweep": Flag("A table over lengths and types of the KV.", SHOWN),
     "trace": Flag(
         "A trace in Mooncake's format: what share of its prompts a pool of each size hits.",

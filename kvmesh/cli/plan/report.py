@@ -140,6 +140,8 @@ def _fits(plan: Plan, concurrency: int) -> Iterator[Pair]:
         held = plan.concurrency(plan.max_model_len)
         mark = "✓" if fits(plan, concurrency) else "✗"
         asked = f"{concurrency:,} asked"
+        if plan.hardware.replicas > 1:
+            asked += f", on each of {plan.hardware.replicas} replicas"
         yield f"{mark} at once", f"{held:,} of {plan.max_model_len:,} tokens, {asked}"
         if held > plan.config.max_num_seqs:
             yield "in one step", f"{plan.config.max_num_seqs:,} (--max-num-seqs)"
