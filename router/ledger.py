@@ -8,11 +8,15 @@ it has sent after that one, and takes off what it has seen end since: nothing is
 the next request of a conversation does not find the node busy with the one before.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvmesh.errors import Code, RequestError
+from router.standing import Standing
+
+if TYPE_CHECKING:
+    from router.node import Node
 
 Key = tuple[str, int]
 """Request id and attempt."""
@@ -35,8 +39,7 @@ class Reservation(NamedTuple):
         return self.request_id, self.attempt
 
 
-@dataclass(slots=True)
-class Change:
+class Change(NamedTuple):
     """What happened to a node's load since its last report, as far as this router knows.
 
     More dispatches add, first tokens and ends subtract: a part can be negative. Of `committed` and
@@ -51,13 +54,34 @@ class Change:
     samples: int = 0
 
 
+NO_CHANGE = Change()
+
+
 @dataclass(slots=True)
 class _Account:
     sequence: int = 0
     reported: int = 0  # the last dispatch that the node's report counts
     held: dict[Key, Reservation] = field(default_factory=dict)
     prefilling: dict[Key, Reservation] = field(default_factory=dict)
-    change: Change = field(default_factory=Change)  # kept up with every event
+    change: Change = NO_CHANGE  # kept up with every event
+    standing: Standing | None = None  # with this change; None until somebody asks
+
+    def add(
+        self, requests: int, prefill_tokens: int, blocks: int, committed: int, samples: int
+    ) -> None:
+        now = self.change
+        self.become(
+            Change(
+                now.requests + requests,
+                now.prefill_tokens + prefill_tokens,
+                now.blocks + blocks,
+                now.committed + committed,
+                now.samples + samples,
+            )
+        )
+
+    def become(self, change: Change) -> None:
+        self.change, self.standing = change, None
 
     def counts(self, reservation: Reservation) -> bool:
         """Whether the dispatch is in the node's report."""
@@ -112,12 +136,7 @@ class Ledger:
         key = request_id, attempt
         account.held[key] = account.prefilling[key] = reservation
         if not account.counts(reservation):
-            change = account.change
-            change.requests += 1
-            change.prefill_tokens += prefill_tokens
-            change.blocks += blocks
-            change.committed += committed
-            change.samples += samples
+            account.add(1, prefill_tokens, blocks, committed, samples)
         return reservation
 
     def prefilled(self, reservation: Reservation) -> None:
@@ -125,7 +144,7 @@ class Ledger:
         account = self._accounts[reservation.node]
         if account.prefilling.get(reservation.key) is reservation:
             del account.prefilling[reservation.key]
-            account.change.prefill_tokens -= reservation.prefill_tokens
+            account.add(0, -reservation.prefill_tokens, 0, 0, 0)
 
     def release(self, reservation: Reservation) -> None:
         """Idempotent: a second release touches neither the next attempt nor the next request of the
@@ -136,12 +155,14 @@ class Ledger:
             self.prefilled(reservation)
             del account.held[reservation.key]
             self._requests.remove(reservation.request_id)
-            change = account.change
-            change.requests -= 1
-            change.blocks -= reservation.blocks
-            if not account.counts(reservation):
-                change.committed -= reservation.committed
-                change.samples -= reservation.samples
+            unreported = not account.counts(reservation)
+            account.add(
+                -1,
+                0,
+                -reservation.blocks,
+                -reservation.committed * unreported,
+                -reservation.samples * unreported,
+            )
             self._changed()
 
     def report(self, node: str, last_sequence: int) -> None:
@@ -151,19 +172,47 @@ class Ledger:
         held, prefilling = (
             _after(each, last_sequence) for each in (account.held, account.prefilling)
         )
-        account.change = Change(
-            requests=len(held),
-            prefill_tokens=sum(each.prefill_tokens for each in prefilling),
-            blocks=sum(each.blocks for each in held),
-            committed=sum(each.committed for each in held),
-            samples=sum(each.samples for each in held),
-        )
+        change = NO_CHANGE
+        if held:
+            change = Change(
+                requests=len(held),
+                prefill_tokens=sum(each.prefill_tokens for each in prefilling),
+                blocks=sum(each.blocks for each in held),
+                committed=sum(each.committed for each in held),
+                samples=sum(each.samples for each in held),
+            )
+        account.become(change)
         self._changed()
 
     def since_report(self, node: str) -> Change:
-        """What to add to the node's last report. It goes on changing; the caller does not."""
+        """What to add to the node's last report."""
         account = self._accounts.get(node)
-        return Change() if account is None else account.change
+        return NO_CHANGE if account is None else account.change
+
+    def standing(self, node: "Node") -> Standing:
+        """The node's report with what to add to it."""
+        account = self._accounts.get(node.name)
+        standing = None if account is None else account.standing
+        if standing is None or standing.load is not node.load:
+            return self._renew(node)
+        return standing
+
+    def standings(self, nodes: Collection["Node"]) -> list[Standing]:
+        """In the order of `nodes`. Asked of all nodes for each request, so without calls."""
+        accounts = self._accounts
+        try:
+            found = [accounts[node.name].standing for node in nodes]
+        except KeyError:  # a node that has never been heard of
+            return [self.standing(node) for node in nodes]
+        return [
+            standing if standing is not None and standing.load is node.load else self._renew(node)
+            for node, standing in zip(nodes, found, strict=True)
+        ]
+
+    def _renew(self, node: "Node") -> Standing:
+        account = self._accounts.setdefault(node.name, _Account())
+        account.standing = standing = Standing.of(node, account.change)
+        return standing
 
     def in_flight(self, node: str) -> int:
         return len(self._accounts[node].held) if node in self._accounts else 0

@@ -71,7 +71,9 @@ class Placement:
         """On a node with room, while there is one. Raises UNAVAILABLE when none is up, those at an
         address in `tried` apart.
         """
-        left = [node for node in self._registry.up if node.address not in tried]
+        left = self._registry.up
+        if tried:
+            left = [node for node in left if node.address not in tried]
         eligible = self._eligibility.of(left)
         if left and not eligible:
             raise unavailable("the cache nodes that are up have failed, they rest for a while")
@@ -110,24 +112,19 @@ class Placement:
     def candidates(self, prompt: Prompt, model: Model, nodes: Collection[Node]) -> list[Candidate]:
         """The nodes as the policy sees them, in the same order."""
         matches, sent = self._index.match(prompt.keys), self._recent.match(prompt.keys)
-        size, found = model.block_size, []
-        for node in nodes:
-            load, change = node.load, self._ledger.since_report(node.name)
-            gpu_blocks, cpu_blocks = matches.get(node.name, NOTHING)
-            epoch, sent_blocks = sent.get(node.name, UNSENT)
-            ahead = sent_blocks - gpu_blocks - cpu_blocks if epoch == node.epoch else 0
-            found.append(
-                Candidate(
-                    node.name,
-                    gpu_blocks * size,
-                    cpu_blocks * size,
-                    max(0, ahead) * size,
-                    max(0, load.queued_prefill_tokens + change.prefill_tokens),
-                    max(0, node.held_blocks + change.blocks),
-                    max(0, load.running + load.waiting + change.requests),
-                    load.prefill_tokens_per_second,
+        found = [standing.candidate for standing in self._ledger.standings(nodes)]
+        if not matches and not sent:
+            return found
+        size = model.block_size
+        for place, node in enumerate(nodes):
+            name = node.name
+            if name in matches or name in sent:
+                gpu_blocks, cpu_blocks = matches.get(name, NOTHING)
+                epoch, sent_blocks = sent.get(name, UNSENT)
+                ahead = sent_blocks - gpu_blocks - cpu_blocks if epoch == node.epoch else 0
+                found[place] = found[place].holding(
+                    gpu_blocks * size, cpu_blocks * size, max(0, ahead) * size
                 )
-            )
         return found
 
     def report(self, request: pb.GenerateRequest, prompt: Prompt, choice: Choice) -> pb.RouteReport:

@@ -29,6 +29,19 @@ class Candidate(NamedTuple):
         """What the node will not have to compute."""
         return self.cached_gpu_tokens + self.cached_cpu_tokens + self.speculative_tokens
 
+    def holding(self, gpu_tokens: int, cpu_tokens: int, speculative_tokens: int) -> "Candidate":
+        """The same node for a prompt of which it has so many tokens."""
+        return Candidate(
+            self.node,
+            gpu_tokens,
+            cpu_tokens,
+            speculative_tokens,
+            self.queued_prefill_tokens,
+            self.active_blocks,
+            self.requests,
+            self.prefill_speed,
+        )
+
 
 class Cost(NamedTuple):
     """Of one request on one node, lower is better: the sum of its parts."""

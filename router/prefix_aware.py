@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 
 from router.policy import Candidate, Choice, Cost
 
@@ -29,6 +30,8 @@ TTFT_FACTOR, TTFT_SLACK = 3.0, 1.0
 so many seconds.
 """
 
+_SPEED = attrgetter("prefill_speed")
+
 
 class PrefixAware:
     """The node where the prompt is computed soonest."""
@@ -46,12 +49,22 @@ class PrefixAware:
         session: str = "",  # noqa: ARG002
     ) -> Choice:
         in_time = _without_late(prompt_tokens, candidates)
-        costs = [sum(self._parts(prompt_tokens, each)) for each in in_time]
+        costs = self._sums(prompt_tokens, in_time)
         enough = min(costs) * (1 + TIE) + 1
         near = [each for each, cost in zip(in_time, costs, strict=True) if cost <= enough]
         chosen = self._rng.choice(near)
         kind, reason = _explain(prompt_tokens, chosen, candidates)
         return Choice(chosen, kind, reason, partial(self._costs, prompt_tokens, candidates))
+
+    def _sums(self, prompt_tokens: int, candidates: Sequence[Candidate]) -> list[float]:
+        """The costs: `_parts` of each, added up. Without calls, as there may be many."""
+        size = self._block_size
+        return [
+            PREFILL_WEIGHT * (prompt_tokens - (gpu + ahead + CPU_CREDIT * cpu))
+            + queued
+            + ACTIVE_WEIGHT * blocks * size
+            for _, gpu, cpu, ahead, queued, blocks, _, _ in candidates
+        ]
 
     def _parts(self, prompt_tokens: int, node: Candidate) -> tuple[float, float, float]:
         """Of the cost: prefill, queue, decode."""
@@ -81,18 +94,22 @@ def _without_late(prompt_tokens: int, candidates: Sequence[Candidate]) -> Sequen
     """The candidates whose predicted time to the first token is not much worse than the best; all
     while unknown.
     """
-    times = [predicted_ttft(prompt_tokens, each) for each in candidates]
-    known = [time for time in times if time is not None]
-    if len(known) < len(times):
+    if min(map(_SPEED, candidates)) <= 0:
         return candidates
-    limit = min(known) * TTFT_FACTOR + TTFT_SLACK
-    return [each for each, time in zip(candidates, known, strict=True) if time <= limit]
+    times = [  # `predicted_ttft` of each
+        (queued + (prompt_tokens - (gpu + ahead + CPU_CREDIT * cpu))) / speed
+        for _, gpu, cpu, ahead, queued, _, _, speed in candidates
+    ]
+    limit = min(times) * TTFT_FACTOR + TTFT_SLACK
+    if max(times) <= limit:
+        return candidates
+    return [each for each, time in zip(candidates, times, strict=True) if time <= limit]
 
 
 def _explain(
     prompt_tokens: int, chosen: Candidate, candidates: Sequence[Candidate]
 ) -> tuple[str, str]:
-    expected = [each.expected_tokens for each in candidates]
+    expected = [gpu + cpu + ahead for _, gpu, cpu, ahead, _, _, _, _ in candidates]
     own, most = chosen.expected_tokens, max(expected)
     share = f"{own} of {prompt_tokens} tokens"
     if own and own == most:

@@ -113,9 +113,8 @@ class StartGate:
             self.wake()
 
     def _obstacle(self, waiter: Waiter) -> Wait | None:
-        nodes = [node for node in self._registry.up if node.breaker.allows]
-        if not nodes:
-            return None  # placement has the words for it
+        nodes = (node for node in self._registry.up if node.breaker.allows)
+        # None where there are none: placement has the words for it.
         return self._watermark.obstacle(nodes, waiter.size, self._on_the_way.values())
 
     def _push_out(self, waiter: Waiter) -> None:

@@ -38,13 +38,30 @@ class Watermark:
         self._marks = marks
         self._closed: set[str] = set()
 
-    def with_room(self, nodes: Iterable[Node], size: RequestSize) -> list[Node]:
-        return [node for node in nodes if self._obstacle(node, size, ()) is None]
+    @property
+    def marks(self) -> Marks:
+        return self._marks
+
+    def with_room(self, nodes: Collection[Node], size: RequestSize) -> list[Node]:
+        most, samples, high = size.blocks(), size.samples, self._marks.high
+        found = []
+        for node, standing in zip(nodes, self._ledger.standings(nodes), strict=True):
+            committed, blocks = standing.committed, node.num_blocks
+            # Mostly there is room for the longest output, and no more to look at.
+            sure = (
+                committed + most <= blocks
+                and committed <= high * blocks
+                and standing.seats + samples <= node.max_num_seqs
+                and not self._closed
+            )
+            if sure or self._obstacle(node, size, ()) is None:
+                found.append(node)
+        return found
 
     def obstacle(
-        self, nodes: Collection[Node], size: RequestSize, on_the_way: Collection[RequestSize] = ()
+        self, nodes: Iterable[Node], size: RequestSize, on_the_way: Collection[RequestSize] = ()
     ) -> Wait | None:
-        """Why none of `nodes` (at least one) has room, None if one has.
+        """Why none of `nodes` has room, None if one has or there are none.
 
         `on_the_way` are requests that may start and have not reached a node yet. Nobody knows which
         they will take, so they count on all.
@@ -54,11 +71,11 @@ class Watermark:
             if (obstacle := self._obstacle(node, size, on_the_way)) is None:
                 return None
             obstacles.append(obstacle)
-        return max(obstacles, key=_NEAREST.index)
+        return max(obstacles, key=_NEAREST.index, default=None)
 
     def committed(self, node: Node) -> int:
         """Blocks of the node that are given away, as far as this router knows."""
-        return max(0, node.load.committed_blocks + self._ledger.since_report(node.name).committed)
+        return self._ledger.standing(node).committed
 
     def is_closed(self, node: Node) -> bool:
         """Whether it was above the high mark and has not been at the low one since."""
@@ -77,17 +94,16 @@ class Watermark:
     def _obstacle(
         self, node: Node, size: RequestSize, on_the_way: Collection[RequestSize]
     ) -> Wait | None:
-        load, change = node.load, self._ledger.since_report(node.name)
-        committed = max(0, load.committed_blocks + change.committed)
+        standing = self._ledger.standing(node)
+        committed, seats, share = standing.committed, standing.seats, standing.growth_share
         if self._is_closed(node, committed):
             return Wait.WATERMARK
-        seats = max(0, load.running + load.waiting + change.samples)
         if not committed and not seats and not on_the_way:
             return None  # alone it fits, else it would have been refused for good
-        samples, needed = size.samples, size.blocks(load.growth_share)
+        samples, needed = size.samples, size.blocks(share)
         for each in on_the_way:
             samples += each.samples
-            needed += each.blocks(load.growth_share)
+            needed += each.blocks(share)
         if seats + samples > node.max_num_seqs:
             return Wait.SEATS
         return Wait.BLOCKS if committed + needed > node.num_blocks else None

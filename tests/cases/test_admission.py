@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from kvmesh.v1 import generate_pb2 as pb
 from kvmesh.v1 import inference_pb2_grpc
+from kvmesh.v1.cache_node_pb2 import NodeLoad
 from router.admission_metrics import AdmissionMetrics
 from router.fair_queue import FairQueue, PriorityClass, Waiter
 from router.request_size import RequestSize
@@ -46,11 +47,12 @@ async def test_r7_admission_opens_again_by_time_alone():
     )
     looking = asyncio.create_task(gate.run())
     await eventually(lambda: len(queue) == 1)
-    nodes.nodes[0].load.committed_blocks = 85  # below the high mark, not yet at the low one
+    # Below the high mark, not yet at the low one.
+    nodes.nodes[0].load = NodeLoad(committed_blocks=85)
     for _ in range(3):
         gate.look()
         assert len(queue) == 1
-    nodes.nodes[0].load.committed_blocks = 80
+    nodes.nodes[0].load = NodeLoad(committed_blocks=80)
     await asyncio.wait_for(work, 1)
     looking.cancel()
 
