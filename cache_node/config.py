@@ -5,6 +5,7 @@ from os import sysconf
 from pathlib import Path
 
 from kvmesh.certificates import CertificateFiles
+from kvmesh.traces_endpoint import check_traces_endpoint
 from prefix_index.redis_url import check_redis_shards, check_redis_url
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -64,8 +65,10 @@ class NodeConfig:
     redis_shards: int = 1  # streams that the index is spread over, the same in a whole fleet
     shutdown_grace: float = 30.0  # seconds in which running requests may finish
     log_requests: bool = False
+    otlp_traces_endpoint: str | None = None  # OTLP collector over gRPC; None: no traces
 
     def __post_init__(self) -> None:
+        check_traces_endpoint(self.otlp_traces_endpoint)
         check_redis_url(self.redis_url)
         check_redis_shards(self.redis_shards)
         self._check_choices()

@@ -24,6 +24,7 @@ from cache_node.metrics import LoadCollector
 from cache_node.metrics_server import MetricsServer, registry_of
 from cache_node.model.fingerprint import model_fingerprint
 from cache_node.node_facts import FactGauges, node_facts
+from cache_node.request_log import RequestLog
 from cache_node.scheduling import make_scheduler
 from cache_node.service import CacheNodeService
 from cache_node.state_feed import StateFeed
@@ -34,6 +35,7 @@ from kvmesh.fleet_key import FleetKey
 from kvmesh.lease import LeaseKey
 from kvmesh.tls import ServerTls, listen, server_tls
 from kvmesh.tokenizer import Tokenizer, read_tokenizer_files
+from kvmesh.traces_endpoint import start_tracing
 from kvmesh.v1 import cache_node_pb2, cache_node_pb2_grpc
 from prefix_index.event_log import EventLog
 
@@ -74,8 +76,10 @@ class Node:
         self.state = StateFeed(EventLog(self.info.epoch), self.engine.load())
         admission = Admission(self.info, config.enable_prefix_caching, time.monotonic)
         access = Access(LeaseGate(_lease_key(config), config.node_name), config.router_names)
+        self._tracing = start_tracing(config.otlp_traces_endpoint, "kvmesh-node", config.node_name)
+        requests = self._request_log()
         self.service = CacheNodeService(
-            admission, tokenizer, files, self.engine, self.state, access, config
+            admission, tokenizer, files, self.engine, self.state, access, requests, config
         )
         self.died = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -87,6 +91,8 @@ class Node:
         Yields the gRPC port. Raises OSError when a port is in use.
         """
         async with AsyncExitStack() as stack:
+            if self._tracing is not None:
+                stack.callback(self._tracing.close)
             self.engine.start()
             stack.callback(self.engine.stop)
             if self.config.metrics_port is not None:
@@ -94,6 +100,14 @@ class Node:
             if self.config.redis_url is not None:
                 await stack.enter_async_context(self._publishing(self.config.redis_url))
             yield await stack.enter_async_context(self._server())
+
+    def _request_log(self) -> RequestLog:
+        enabled = self.config.log_requests
+        if self._tracing is None:
+            return RequestLog(enabled)
+        from cache_node.request_spans import TracedRequestLog
+
+        return TracedRequestLog(enabled, self._tracing, self.info)
 
     def _serve_metrics(self, stack: AsyncExitStack, port: int) -> None:
         server = MetricsServer(port, self.config.host, self._metrics(), self.config.tls_files)

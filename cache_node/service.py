@@ -11,6 +11,7 @@ from cache_node.config import NodeConfig
 from cache_node.engine import Engine
 from cache_node.output_stream import OutputStream, logprobs_to_proto
 from cache_node.output_text import OutputText
+from cache_node.request_log import RequestLog
 from cache_node.resume import MakeText, resumed_texts
 from cache_node.rpc_guard import Context, for_routers, guarded
 from cache_node.sequence import FinishReason, Request
@@ -44,6 +45,7 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
         engine: Engine,
         state: StateFeed,
         access: Access,
+        requests: RequestLog,
         config: NodeConfig,
     ) -> None:
         self.access = access
@@ -54,7 +56,7 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
         self._engine = engine
         self._state = state
         self._max_open = config.max_num_seqs + config.max_waiting
-        self._log_requests = config.log_requests
+        self._requests = requests
         self._streams: dict[str, OutputStream] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -104,7 +106,7 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
             del self._streams[key]
             if not self._streams:
                 self._idle.set()
-            self._log(message, request)
+            self._requests.ended(message, request, context.invocation_metadata() or ())
 
     @for_routers
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
@@ -241,23 +243,6 @@ class CacheNodeService(cache_node_pb2_grpc.CacheNodeServicer):
                 usage = frame.summary.SerializeToString()
                 context.set_trailing_metadata((("kvmesh-usage-bin", usage),))
             await context.write(frame)
-
-    def _log(self, message: pb.NodeGenerateRequest, request: Request) -> None:
-        if self._log_requests:
-            # Of samples that had ended elsewhere, nobody here knows how.
-            here = [s for s in request.sequences if s.finish_reason or s in request.live]
-            reasons = [seq.finish_reason for seq in here]
-            log.info(
-                "request",
-                request_id=message.request_id,
-                attempt=message.attempt,
-                prompt_tokens=len(request.prompt),
-                output_tokens=sum(seq.num_output for seq in request.sequences),
-                cached_tokens=request.cached_tokens,
-                loaded_tokens=request.loaded_tokens,
-                preemptions=request.preemptions,
-                finish=[reason.name.lower() if reason else "cancelled" for reason in reasons],
-            )
 
 
 def _aborted(key: str, sample: int) -> Delta:

@@ -15,6 +15,7 @@ from kvmesh.addresses import host_and_port
 from kvmesh.fleet_key import FleetKey
 from kvmesh.lease import LeaseKey
 from kvmesh.tls import channel_credentials, listen, server_tls
+from kvmesh.traces_endpoint import start_tracing
 from router.admin import AdminRole
 from router.admitting import Admitting
 from router.config import RouterConfig
@@ -83,7 +84,8 @@ class RouterApp:
         self.admission = self._admitting.admission
         self._rates = Rates(self._registry)
         self.view = FleetView(self._registry, self.ledger, self._index, self._rates)
-        self._requests = RequestLog(config.log_requests)
+        self._tracing = start_tracing(config.otlp_traces_endpoint, "kvmesh-router", self._router_id)
+        self._requests = self._make_request_log()
         self._overview = Overview(
             self._fleet,
             self.view,
@@ -105,6 +107,14 @@ class RouterApp:
         self._pulse.on_beat(self._rates.pass_time)
         self._tasks: list[asyncio.Task[Any]] = []
         self.grpc_port = self.http_port = 0
+
+    def _make_request_log(self) -> RequestLog:
+        enabled = self._config.log_requests
+        if self._tracing is None:
+            return RequestLog(enabled)
+        from router.request_spans import TracedRequestLog
+
+        return TracedRequestLog(enabled, self._tracing)
 
     def _make_core(self) -> RouterCore:
         policy, rng = self._config.policy, random.Random()
@@ -171,6 +181,8 @@ class RouterApp:
         await self._admitting.close()
         await self._registry.close()
         self._reader.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     def _watch(self, node: Node) -> asyncio.Task[None]:
         watcher = Watcher(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvmesh.certificates import CertificateFiles
+from kvmesh.traces_endpoint import check_traces_endpoint
 from prefix_index.redis_url import check_redis_shards, check_redis_url
 from router.node_names import PREFIX, Name
 from router.patience import Patience
@@ -59,6 +60,7 @@ class RouterConfig:
     slow_start: float = 10.0  # in which a node that joins comes to its full share of requests
     shutdown_grace: float = 30.0  # running streams may finish for so long
     log_requests: bool = False
+    otlp_traces_endpoint: str | None = None  # OTLP collector over gRPC; None: no traces
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -74,6 +76,7 @@ class RouterConfig:
         if self.tenants == "redis" and self.redis_url is None:
             raise ValueError("tenants: redis needs a redis_url")
         self._check_tls()
+        check_traces_endpoint(self.otlp_traces_endpoint)
         check_redis_url(self.redis_url)
         check_redis_shards(self.redis_shards)
         for origin in self.cors_allow_origins:

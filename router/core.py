@@ -38,9 +38,10 @@ from router.metrics import RouterMetrics
 from router.placement import Placement
 from router.prompt import PromptReader
 from router.registry import Registry
-from router.request_log import RequestLog
+from router.request_log import Entry, RequestLog
 from router.request_size import RequestSize, check_fits, fit_max_tokens
 from router.tenants import EVERYBODY, Tenant
+from router.trace import UNTRACED, Trace
 
 
 class Caller(NamedTuple):
@@ -120,13 +121,15 @@ class RouterCore:
         Takes over `request` and fills in what the client left out. Raises RequestError.
         """
         arrived = time.monotonic()
-        with self._log.entry(caller.endpoint, request, caller.tenant.name) as entry:
-            job = await self._prepare(request, caller, arrived)
+        with self._entry(request, caller) as entry:
+            job = await self._prepare(request, caller, arrived, entry.trace)
+            entry.prepared = time.monotonic()
             if caller.ready is not None:
                 await caller.ready()
             limit = job.deadline - arrived
             async with within(job.deadline, f"the request did not end within {limit:g} s"):
                 with closing(await self._admit(job, caller)) as charge:
+                    entry.admitted = time.monotonic()
                     answer = await self._dispatcher.open(job)
                     answer.report.queue_us = int(charge.waited * 1e6)
                     entry.answered(answer.report)
@@ -152,11 +155,12 @@ class RouterCore:
         generate = request.request
         # Before its place is counted: a tenant at its limit may go on elsewhere.
         attempt = self._leasing.next_attempt(caller.tenant, generate.request_id)
-        entered = self._log.entry(caller.endpoint, generate, caller.tenant.name)
-        with entered as entry, ExitStack() as holds:
+        with self._entry(generate, caller) as entry, ExitStack() as holds:
             holds.enter_context(self._admission.slot(caller.tenant))
-            job = await self._prepare(generate, caller, arrived)
+            job = await self._prepare(generate, caller, arrived, entry.trace)
+            entry.prepared = time.monotonic()
             charge = holds.enter_context(closing(await self._admit(job, caller)))
+            entry.admitted = time.monotonic()
             response = self._leasing.lease(job, request, attempt, holds, charge)
             response.route.queue_us = int(charge.waited * 1e6)
             entry.report = response.route
@@ -194,12 +198,21 @@ class RouterCore:
             raise invalid("model", f"must be {model.name!r} or empty, is {name[:200]!r}")
         return model
 
+    def _entry(self, request: pb.GenerateRequest, caller: Caller) -> AbstractContextManager[Entry]:
+        return self._log.entry(caller.endpoint, request, caller.tenant.name, caller.metadata)
+
     async def _admit(self, job: Job, caller: Caller) -> Charge:
         """Returns when the job may be dispatched. Raises RequestError."""
         priority = job.request.priority
         return await self._admission.start(caller.tenant, priority, job.size, job.deadline)
 
-    async def _prepare(self, request: pb.GenerateRequest, caller: Caller, arrived: float) -> Job:
+    async def _prepare(
+        self,
+        request: pb.GenerateRequest,
+        caller: Caller,
+        arrived: float,
+        trace: Trace = UNTRACED,
+    ) -> Job:
         """Every check that needs no node, the cheap ones first; then decides what is left open."""
         model = self.model(request.model)
         check_request_id(request.request_id)
@@ -220,7 +233,7 @@ class RouterCore:
         size = RequestSize.of(request.sampling, prompt.count, model.block_size)
         check_fits(size, largest)
         deadline = arrived + self._limit(caller.timeout)
-        return Job(request, prompt, model, caller.metadata, arrived, deadline, size)
+        return Job(request, prompt, model, caller.metadata, arrived, deadline, size, trace)
 
     def _limit(self, timeout: float | None) -> float:
         return self._request_timeout if timeout is None else min(timeout, self._request_timeout)

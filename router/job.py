@@ -8,6 +8,7 @@ from router.fleet import Model
 from router.metadata import Pair
 from router.prompt import Prompt
 from router.request_size import RequestSize
+from router.trace import UNTRACED, Trace
 
 
 class Job(NamedTuple):
@@ -20,6 +21,7 @@ class Job(NamedTuple):
     arrived: float
     deadline: float
     size: RequestSize
+    trace: Trace = UNTRACED
 
     @property
     def samples(self) -> int:

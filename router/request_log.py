@@ -5,7 +5,7 @@ Never holds a prompt or an answer.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -13,6 +13,8 @@ import structlog
 
 from kvmesh.errors import Code, RequestError
 from kvmesh.v1 import generate_pb2 as pb
+from router.metadata import Pair
+from router.trace import UNTRACED, Trace
 
 log = structlog.get_logger("router")
 
@@ -33,6 +35,9 @@ class Entry:
     started: float
     report: pb.RouteReport = field(default_factory=pb.RouteReport)
     summary: pb.Summary = field(default_factory=pb.Summary)
+    trace: Trace = UNTRACED
+    prepared: float | None = None  # every check is passed, the prompt is tokens
+    admitted: float | None = None
     first_frame: float | None = None
     resumes: int = 0
     code: Code = Code.OK
@@ -52,7 +57,10 @@ class RequestLog:
         self._enabled = enabled
 
     @contextmanager
-    def entry(self, endpoint: str, request: pb.GenerateRequest, tenant: str) -> Iterator[Entry]:
+    def entry(
+        self, endpoint: str, request: pb.GenerateRequest, tenant: str, _client: Iterable[Pair] = ()
+    ) -> Iterator[Entry]:
+        """`_client`: its metadata."""
         entry = Entry(endpoint, request.request_id[:LONGEST_ID], tenant, time.monotonic())
         try:
             yield entry

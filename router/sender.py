@@ -49,7 +49,7 @@ class Sender:
         elapsed = time.perf_counter_ns() - start
         self._metrics.routed(self._placement.policy, placed.choice, job.prompt, elapsed)
         try:
-            call = self._call(job, placed, progress)
+            call = self._call(job, placed, progress, elapsed / 1e9)
         except BaseException:
             self._ledger.release(placed.reservation)
             raise
@@ -76,10 +76,12 @@ class Sender:
             return self._patience
         return replace(self._patience, first_token=inf)  # it comes with the last one
 
-    def _call(self, job: Job, placed: Placed, progress: Progress) -> FrameCall:
+    def _call(self, job: Job, placed: Placed, progress: Progress, seconds: float) -> FrameCall:
+        """`seconds` is what the choice took."""
         remaining = job.deadline - time.monotonic()
+        metadata = job.trace.dispatched(job, placed, seconds, to_node(job.metadata))
         return placed.node.generate(
-            self.request(job, placed, progress), to_node(job.metadata), timeout=max(remaining, 0.0)
+            self.request(job, placed, progress), metadata, timeout=max(remaining, 0.0)
         )
 
     def request(

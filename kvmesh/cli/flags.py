@@ -32,6 +32,7 @@ class Flag:
     panel: str
     name: str | None = None  # None: the field's name
     env: str | None = None  # None: from the flag's name
+    also_env: tuple[str, ...] = ()  # variables of a standard that say the same
     choices: tuple[str, ...] | None = None
     least: float | None = None
     most: float | None = None
@@ -145,7 +146,7 @@ def _parameter(field: Field[Any], hint: Any, flag: Flag) -> Parameter:
         help=flag.help,
         rich_help_panel=flag.panel,
         show_envvar=False,  # the rule is simple, and the lines are short
-        envvar=_variable(option, flag),
+        envvar=[_variable(option, flag), *flag.also_env],
         min=flag.least,
         max=flag.most,
         show_default=flag.default_text or True,

@@ -146,7 +146,16 @@ FLEET_KEY_FLAGS = {
 METRICS_FLAGS = {
     "vllm_metrics": Flag("Tell metrics under vLLM's names too, for its dashboards.", LOGGING)
 }
-LOG_FLAGS = {"log_requests": Flag("Log one line for each finished request.", LOGGING)}
+LOG_FLAGS = {
+    "log_requests": Flag("Log one line for each finished request.", LOGGING),
+    "otlp_traces_endpoint": Flag(
+        "OpenTelemetry collector (OTLP over gRPC) that gets the spans of each request, such as "
+        "http://127.0.0.1:4317. OTEL_EXPORTER_OTLP_ENDPOINT says it too.",
+        LOGGING,
+        also_env=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"),
+        default_text="none, no traces",
+    ),
+}
 
 NODE_FLAGS = {
     **MODEL_FLAGS,

@@ -24,6 +24,7 @@ from kvmesh.cli.router_flags import (
     LEASE_FLAGS,
     POLICY_FLAGS,
 )
+from kvmesh.traces_endpoint import check_traces_endpoint
 from prefix_index.redis_url import check_redis_shards, check_redis_url
 from router.config import RouterConfig
 
@@ -94,9 +95,11 @@ class ServeConfig:
     threads: int = NODE.threads
     vllm_metrics: bool = NODE.vllm_metrics
     log_requests: bool = NODE.log_requests
+    otlp_traces_endpoint: str | None = NODE.otlp_traces_endpoint
 
     def __post_init__(self) -> None:
         """What nodes and router would refuse, but only once the model is prepared."""
+        check_traces_endpoint(self.otlp_traces_endpoint)
         check_redis_url(self.redis_url)
         check_redis_shards(self.redis_shards)
 
@@ -141,6 +144,7 @@ class ServeConfig:
             **{name: getattr(self, name) for name in FAILURE_FLAGS},
             shutdown_grace=self.shutdown_grace,
             log_requests=self.log_requests,
+            otlp_traces_endpoint=self.otlp_traces_endpoint,
         )
 
     @property

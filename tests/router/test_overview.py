@@ -103,10 +103,11 @@ def test_the_last_requests_are_kept_and_what_a_client_makes_long_is_cut():
 async def test_a_full_fleet_shows_who_waits_by_class():
     node = StubNode("node-0", num_blocks=16, script=Script(per_token=0.5))
     async with running_fleet(node) as fleet:
-        calls = [fleet.inference.Generate(request("x" * 32, 200)) for _ in range(2)]
-        urgent = request("x" * 32, 200)
-        urgent.priority = 5
-        calls.append(fleet.inference.Generate(urgent))
+        calls = [fleet.inference.Generate(request("x" * 32, 200))]
+        await eventually(lambda: node.running)
+        for priority in (0, 5):
+            waiting = request("x" * 32, 200, priority=priority)
+            calls.append(fleet.inference.Generate(waiting))
         await eventually(lambda: len(fleet.app._admitting.queue) == 2)
         reply = await overview(fleet)
         waiting = {each.priority: each.waiting for each in reply.queue}
