@@ -17,7 +17,7 @@ from kvmesh.v1 import cache_node_pb2 as pb
 LABELS = (
     *("node", "version", "model", "device", "dtype", "kv_cache_dtype", "block_size", "attention"),
     *("prefix_caching", "scheduling_policy", "preemption_mode", "max_model_len", "max_num_seqs"),
-    *("max_num_batched_tokens", "threads"),
+    *("max_num_batched_tokens", "threads", "pool_sized_by"),
 )
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
@@ -39,7 +39,7 @@ def node_facts(config: NodeConfig, executor: ModelExecutor, info: pb.NodeInfo) -
         *(executor.layout.dtype, executor.layout.block_size, executor.attention_kernel),
         *("on" if config.enable_prefix_caching else "off", config.scheduling_policy),
         *(config.preemption_mode, info.max_model_len, info.max_num_seqs),
-        *(info.max_num_batched_tokens, config.threads),
+        *(info.max_num_batched_tokens, config.threads, _sized_by(config, info.device)),
     )
     return NodeFacts(
         {label: str(value) for label, value in zip(LABELS, values, strict=True)},
@@ -73,6 +73,16 @@ class FactGauges(Collector):
             "that --gpu-memory-utilization gives",
             value=facts.memory_limit,
         )
+
+
+def _sized_by(config: NodeConfig, device: str) -> str:
+    """The field of the configuration that decides on the size of the KV pool."""
+    if config.num_blocks is not None:
+        return "num_blocks"
+    if config.kv_cache_ram_share is not None:
+        return "kv_cache_ram_share"
+    on_gpu = device == "cuda" and config.kv_cache_bytes is None
+    return "gpu_memory_utilization" if on_gpu else "kv_cache_bytes"
 
 
 def _memory_limit(config: NodeConfig, device: torch.device) -> int:

@@ -126,10 +126,17 @@ class _MemoryGauges(Collector):
             "1 from above the high mark until below the low one",
             labels=["node"],
         )
+        marks = GaugeMetricFamily(
+            "kvmesh_router_watermark",
+            "Share of a node's blocks above which it gets no request, and at which it gets some",
+            labels=["mark"],
+        )
+        marks.add_metric(["high"], self._watermark.marks.high)
+        marks.add_metric(["low"], self._watermark.marks.low)
         for node in self._nodes.nodes:
             committed.add_metric([node.name], self._watermark.committed(node))
             closed.add_metric([node.name], self._watermark.is_closed(node))
-        return [committed, closed]
+        return [committed, closed, marks]
 
 
 class _LimitGauges(Collector):

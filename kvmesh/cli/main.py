@@ -13,6 +13,7 @@ from kvmesh.cli import (
     cache,
     chat,
     demo,
+    doctor,
     explain,
     generate,
     health,
@@ -84,6 +85,7 @@ app.command("chat", rich_help_panel=ASK)(chat.chat)
 app.command("nodes", rich_help_panel=ASK)(nodes.nodes)
 app.command("top", rich_help_panel=ASK)(top.top)
 app.command("health", rich_help_panel=ASK)(health.health)
+app.command("doctor", rich_help_panel=ASK)(doctor.doctor)
 app.command("explain", rich_help_panel=ASK)(explain.explain)
 app.command("model", rich_help_panel=ASK)(model.model)
 app.command("plan", help=planning.HELP, rich_help_panel=LEARN)(

@@ -57,6 +57,7 @@ def test_the_commands_are_these():
         "cache unpin",
         "chat",
         "demo",
+        "doctor",
         "explain",
         "generate",
         "health",

@@ -1,0 +1,1 @@
+"""`kvmesh doctor`: reads what a fleet measures, and says which flag to change."""
