@@ -20,6 +20,7 @@ from kvmesh.errors import RequestError, from_rpc_error, invalid
 from kvmesh.generation import Completion, Event, Generation
 from kvmesh.make_request import Message, chat_of, make_request
 from kvmesh.packing import pack_tokens, unpack_tokens
+from kvmesh.route_stream import RouteStreams
 from kvmesh.tls import channel_credentials, open_channel
 from kvmesh.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
 from kvmesh.v1 import generate_pb2 as pb
@@ -58,6 +59,7 @@ class Client:
         self._timeout = timeout
         self._who = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
+        self._routes = RouteStreams(self._inference, self._who)
         self._fleet = fleet_pb2_grpc.FleetStub(self._channel)
 
     def generate(
@@ -75,8 +77,9 @@ class Client:
         deadline = self._timeout if timeout is None else timeout
         sent = (*self._who, *metadata)
         if self._direct:
+            streams = None if metadata else self._routes
             return Generation(
-                DirectCall(self._inference, self._node_channel, request, deadline, sent)
+                DirectCall(self._inference, streams, self._node_channel, request, deadline, sent)
             )
         return Generation(self._inference.Generate(request, timeout=deadline, metadata=sent))
 
@@ -163,6 +166,7 @@ class Client:
 
     def close(self) -> None:
         """Ends all running requests."""
+        self._routes.close()
         self._channel.close()
         for channel in self._nodes.values():
             channel.close()

@@ -2,13 +2,16 @@
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
-from kvmesh.errors import Code, RequestError
+from kvmesh.errors import Code, RequestError, from_rpc_error
 from kvmesh.lease import METADATA
+from kvmesh.route_stream import NotServedError, RouteStreams
 from kvmesh.v1 import cache_node_pb2, cache_node_pb2_grpc, inference_pb2, inference_pb2_grpc
 from kvmesh.v1 import generate_pb2 as pb
 
@@ -37,13 +40,18 @@ class DirectCall:
     def __init__(
         self,
         router: inference_pb2_grpc.InferenceStub,
+        streams: RouteStreams | None,
         channel_to: Callable[[str, bool], grpc.Channel],
         request: pb.GenerateRequest,
         timeout: float | None,
         metadata: _Metadata,
     ) -> None:
-        """`channel_to(address, tls)` gives the channel to a node. `request` is taken over."""
+        """`channel_to(address, tls)` gives the channel to a node. `request` is taken over.
+
+        Without `streams` leases come from Route: metadata of one request can go with a call only.
+        """
         self._router = router
+        self._streams = streams
         self._channel_to = channel_to
         self._request = request
         self._deadline = None if timeout is None else time.monotonic() + timeout
@@ -65,11 +73,11 @@ class DirectCall:
         for _ in range(MAX_ROUTES):
             try:
                 route = self._route()
-            except grpc.RpcError as error:
-                if error.code() is Code.UNIMPLEMENTED and failure is None:
+            except RequestError as error:
+                if error.code is Code.UNIMPLEMENTED and failure is None:
                     yield from self._through_router()
                     return
-                raise (failure or error) from None
+                raise (error if self._cancelled else failure or error) from None
             try:
                 yield from self._stream(route)
                 return
@@ -87,11 +95,23 @@ class DirectCall:
         request = inference_pb2.RouteRequest(
             request=self._request, avoid=self._avoid, resume=self._progress.resume()
         )
-        call = self._router.Route.future(request, timeout=self._left(), metadata=self._metadata)
+        if self._streams is not None:
+            with suppress(NotServedError):
+                return self._lease_of(self._streams.ask(request, self._left()))
+        return self._lease_of(
+            self._router.Route.future(request, timeout=self._left(), metadata=self._metadata)
+        )
+
+    def _lease_of(self, asked: Any) -> inference_pb2.RouteResponse:
         try:
-            route: inference_pb2.RouteResponse = self._follow(call).result()
-        except grpc.FutureCancelledError:
+            route: inference_pb2.RouteResponse = self._follow(asked).result(self._left())
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        except (CancelledError, grpc.FutureCancelledError):
             raise RequestError(Code.CANCELLED, "cancelled by its caller") from None
+        except (TimeoutError, grpc.FutureTimeoutError):
+            asked.cancel()
+            raise RequestError(Code.DEADLINE_EXCEEDED, "no lease has come in time") from None
         return route
 
     def _stream(self, route: inference_pb2.RouteResponse) -> Iterator[pb.GenerateResponse]:

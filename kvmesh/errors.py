@@ -1,5 +1,6 @@
 """The errors that a caller may see: gRPC status, HTTP code and google.rpc details in one."""
 
+from collections.abc import Iterable
 from typing import Any, NoReturn, cast
 
 import grpc
@@ -50,7 +51,12 @@ class RequestError(Exception):
         return HTTP_CODES.get(self.code, 500)
 
     def to_status(self) -> grpc.Status:
-        """The status with `BadRequest` and `RetryInfo` details, for `context.abort_with_status`."""
+        """The status with its details, for `context.abort_with_status`."""
+        status: grpc.Status = rpc_status.to_status(self.to_proto())
+        return status
+
+    def to_proto(self) -> status_pb2.Status:
+        """The status with `BadRequest` and `RetryInfo` details."""
         details = []
         if self.field is not None:
             violation = error_details_pb2.BadRequest.FieldViolation(
@@ -62,10 +68,7 @@ class RequestError(Exception):
             delay.FromMicroseconds(int(self.retry_after * 1e6))
             details.append(_any(error_details_pb2.RetryInfo(retry_delay=delay)))
         number = code_pb2.Code.Value(self.code.name)
-        status: grpc.Status = rpc_status.to_status(
-            status_pb2.Status(code=number, message=self.message, details=details)
-        )
-        return status
+        return status_pb2.Status(code=number, message=self.message, details=details)
 
 
 def _any(message: error_details_pb2.BadRequest | error_details_pb2.RetryInfo) -> any_pb2.Any:
@@ -96,11 +99,20 @@ def unavailable(message: str) -> RequestError:
 
 def from_rpc_error(error: grpc.RpcError) -> RequestError:
     """The RequestError that a peer raised, field and retry time read from its status details."""
-    code, message = error.code(), error.details() or ""
-    field = retry_after = None
     # What a stub raises is a call too, in grpc and grpc.aio; only grpc.aio's does not say so.
     status = rpc_status.from_call(cast(grpc.Call, error))
-    for detail in status.details if status is not None else ():
+    return _read(error.code(), error.details() or "", status.details if status is not None else ())
+
+
+def from_proto(status: status_pb2.Status) -> RequestError:
+    """The RequestError that `to_proto` has described."""
+    code = grpc.StatusCode[code_pb2.Code.Name(status.code)]
+    return _read(code, status.message, status.details)
+
+
+def _read(code: grpc.StatusCode, message: str, details: Iterable[any_pb2.Any]) -> RequestError:
+    field = retry_after = None
+    for detail in details:
         bad, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
         if detail.Unpack(bad) and bad.field_violations:
             field = bad.field_violations[0].field

@@ -97,6 +97,7 @@ class RouterApp:
         self._core = self._make_core()
         self._operations = Operations(self._core, self._registry, Drain(self._registry), self._pins)
         self._grpc = grpc.aio.server(options=SERVER_OPTIONS)
+        self._inference = InferenceFront(self._core, config.max_request_bytes)
         ui = UiPage(self._overview, self._admin)
         self._http = HttpFront(self._core, self.view, ui, config, self._tls)
         self._health = health.aio.HealthServicer()
@@ -173,6 +174,7 @@ class RouterApp:
         """Takes no new request, lets running ones finish within the grace, then cancels them."""
         grace = self._config.shutdown_grace
         await self._health.enter_graceful_shutdown()
+        self._inference.end_route_streams()
         await asyncio.gather(self._grpc.stop(grace), self._http.stop(grace))
         tasks = list(self._tasks)
         for task in tasks:
@@ -207,7 +209,7 @@ class RouterApp:
     async def _start_grpc(self) -> None:
         limit = self._config.max_request_bytes
         services = {
-            INFERENCE: InferenceFront(self._core, limit).handlers(),
+            INFERENCE: self._inference.handlers(),
             FLEET: FleetFront(
                 self._core, self.view, self._overview, self._operations, self._admin, limit
             ).handlers(),

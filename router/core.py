@@ -166,6 +166,11 @@ class RouterCore:
             entry.report = response.route
             return response
 
+    def check_leases(self, client: Iterable[Pair]) -> None:
+        """Raises UNAUTHENTICATED for a client that is no tenant, UNIMPLEMENTED without a key."""
+        self._admission.tenant_of(client)
+        self._leasing.check_enabled()
+
     async def explain(self, request: pb.GenerateRequest, caller: Caller) -> pb.RouteReport:
         """Where `request` would go now, and why. Reserves nothing. Raises RequestError."""
         job = await self._prepare(request, caller, time.monotonic())

@@ -20,6 +20,7 @@ from router.node import WINDOW_BYTES
 from router.node_call import NodeError
 from router.operations import Operations
 from router.overview import Overview
+from router.route_stream import RouteStream
 from router.tenants import Tenant
 from router.wire import parse
 
@@ -95,10 +96,15 @@ class _Front:
 class InferenceFront(_Front):
     """kvmesh.v1.Inference."""
 
+    def __init__(self, core: RouterCore, max_request_bytes: int) -> None:
+        super().__init__(core, max_request_bytes)
+        self._route_streams: set[RouteStream] = set()
+
     def handlers(self) -> dict[str, Any]:
         return {
             "Generate": grpc.unary_stream_rpc_method_handler(self.generate),
             "Route": grpc.unary_unary_rpc_method_handler(self.route),
+            "RouteStream": grpc.stream_stream_rpc_method_handler(self.route_stream),
             "Tokenize": grpc.unary_unary_rpc_method_handler(self.tokenize),
             "Detokenize": grpc.unary_unary_rpc_method_handler(self.detokenize),
         }
@@ -118,6 +124,25 @@ class InferenceFront(_Front):
         request = parse(raw, inference_pb2.RouteRequest, self._max)
         caller = _caller("route", context, tenant)
         return _serialized(await self.core.route(request, caller))
+
+    async def route_stream(self, _orders: object, context: Context) -> None:
+        """Its orders are what is counted, as those of Route."""
+        stream = RouteStream(self.core, context, self._max)
+        self._route_streams.add(stream)
+        try:
+            await stream.serve()
+        except Exception as error:  # noqa: BLE001  # as in `served`
+            failure = as_request_error(error)
+        else:
+            return
+        finally:
+            self._route_streams.discard(stream)
+        await _end(context, failure)
+
+    def end_route_streams(self) -> None:
+        """They would go on for as long as their clients do, who find another router now."""
+        for stream in self._route_streams:
+            stream.end()
 
     @served("tokenize")
     async def tokenize(self, raw: bytes, _context: Context, _tenant: Tenant) -> bytes:

@@ -39,10 +39,14 @@ class Leasing:
         self._expires_in = duration_pb2.Duration()
         self._expires_in.FromMilliseconds(int(leases.seconds * 1000))
 
-    def check(self, request: pb.RouteRequest) -> None:
-        """Raises UNIMPLEMENTED without a fleet key, INVALID_ARGUMENT by field."""
+    def check_enabled(self) -> None:
+        """Raises UNIMPLEMENTED without a fleet key."""
         if not self._leases.enabled:
             raise unimplemented("lease", "this router has no fleet key (--fleet-key-file)")
+
+    def check(self, request: pb.RouteRequest) -> None:
+        """Raises UNIMPLEMENTED without a fleet key, INVALID_ARGUMENT by field."""
+        self.check_enabled()
         if len(request.avoid) > MAX_AVOIDED:
             raise invalid("avoid", f"must name at most {MAX_AVOIDED}, has {len(request.avoid)}")
 

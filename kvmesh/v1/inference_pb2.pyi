@@ -123,6 +123,128 @@ class RouteResponse(_message.Message):
 Global___RouteResponse: _TypeAlias = RouteResponse  # noqa: Y015
 
 @_typing.final
+class RouteOrders(_message.Message):
+    """Requests that a client wants leases for: those that gathered while its last message was on its way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDERS_FIELD_NUMBER: _builtins.int
+    GIVEN_UP_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def orders(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouteOrder]:
+        """At most 64."""
+
+    @_builtins.property
+    def given_up(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids of orders that the client waits for no longer. Each gets the answer that was already on its way, or none."""
+
+    def __init__(
+        self,
+        *,
+        orders: _abc.Iterable[Global___RouteOrder] | None = ...,
+        given_up: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["given_up", b"given_up", "orders", b"orders"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouteOrders: _TypeAlias = RouteOrders  # noqa: Y015
+
+@_typing.final
+class RouteOrder(_message.Message):
+    """One request on a stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Names it in its answer; different from those that the stream still owes one, else INVALID_ARGUMENT. The stream owes
+    at most 1,024: more get RESOURCE_EXHAUSTED.
+    """
+    request: _builtins.bytes
+    """A serialized RouteRequest: one that is malformed, or too long, fails alone."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """As the deadline of Route. Unset or 0: the router's own limit."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        request: _builtins.bytes = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "request", b"request", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouteOrder: _TypeAlias = RouteOrder  # noqa: Y015
+
+@_typing.final
+class RouteReplies(_message.Message):
+    """Answers that were ready together, in any order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def replies(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouteReply]:
+        """At least one."""
+
+    def __init__(
+        self,
+        *,
+        replies: _abc.Iterable[Global___RouteReply] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replies", b"replies"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouteReplies: _TypeAlias = RouteReplies  # noqa: Y015
+
+@_typing.final
+class RouteReply(_message.Message):
+    """The answer to one order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Of the order."""
+    status: _builtins.bytes
+    """A serialized google.rpc.Status with its details, as gRPC has it in `grpc-status-details-bin`."""
+    @_builtins.property
+    def lease(self) -> Global___RouteResponse:
+        """As Route's."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        lease: Global___RouteResponse | None = ...,
+        status: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "result", b"result", "status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "lease", b"lease", "result", b"result", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["lease", "status"]  # noqa: Y015
+    _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
+
+Global___RouteReply: _TypeAlias = RouteReply  # noqa: Y015
+
+@_typing.final
 class NodePrompt(_message.Message):
     """A prompt ready for a node. Not used: see RouteResponse.dispatch."""
 

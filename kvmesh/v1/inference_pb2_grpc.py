@@ -54,6 +54,11 @@ class InferenceStub:
                 request_serializer=kvmesh_dot_v1_dot_inference__pb2.RouteRequest.SerializeToString,
                 response_deserializer=kvmesh_dot_v1_dot_inference__pb2.RouteResponse.FromString,
                 _registered_method=True)
+        self.RouteStream = channel.stream_stream(
+                '/kvmesh.v1.Inference/RouteStream',
+                request_serializer=kvmesh_dot_v1_dot_inference__pb2.RouteOrders.SerializeToString,
+                response_deserializer=kvmesh_dot_v1_dot_inference__pb2.RouteReplies.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/kvmesh.v1.Inference/Tokenize',
                 request_serializer=kvmesh_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -93,6 +98,18 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RouteStream(self, request_iterator, context):
+        """Route for many requests over one stream that stays open: a message costs the router a fraction of a call. Answers
+        come in any order, and a request that fails ends no other. A key that stops being a tenant's gets UNAUTHENTICATED
+        from then on. The stream itself ends with
+        OK                the client has closed its side, or the router shuts down: open another for what has no answer
+        INVALID_ARGUMENT  a message of more than 64 orders or 4 MiB, or none at all
+        UNIMPLEMENTED     no fleet key
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Renders and tokenises a prompt exactly as Generate would.
         """
@@ -119,6 +136,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Route,
                     request_deserializer=kvmesh_dot_v1_dot_inference__pb2.RouteRequest.FromString,
                     response_serializer=kvmesh_dot_v1_dot_inference__pb2.RouteResponse.SerializeToString,
+            ),
+            'RouteStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.RouteStream,
+                    request_deserializer=kvmesh_dot_v1_dot_inference__pb2.RouteOrders.FromString,
+                    response_serializer=kvmesh_dot_v1_dot_inference__pb2.RouteReplies.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -194,6 +216,33 @@ class Inference:
             '/kvmesh.v1.Inference/Route',
             kvmesh_dot_v1_dot_inference__pb2.RouteRequest.SerializeToString,
             kvmesh_dot_v1_dot_inference__pb2.RouteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RouteStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/kvmesh.v1.Inference/RouteStream',
+            kvmesh_dot_v1_dot_inference__pb2.RouteOrders.SerializeToString,
+            kvmesh_dot_v1_dot_inference__pb2.RouteReplies.FromString,
             options,
             channel_credentials,
             insecure,

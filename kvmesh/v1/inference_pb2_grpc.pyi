@@ -49,6 +49,14 @@ class InferenceStub:
     """Reserves a place on the best node and returns a signed lease for it: the client then streams straight from the
     node, and the router is off the path of the tokens. UNIMPLEMENTED by a router without a fleet key.
     """
+    RouteStream: _grpc.StreamStreamMultiCallable[_inference_pb2.RouteOrders, _inference_pb2.RouteReplies]
+    """Route for many requests over one stream that stays open: a message costs the router a fraction of a call. Answers
+    come in any order, and a request that fails ends no other. A key that stops being a tenant's gets UNAUTHENTICATED
+    from then on. The stream itself ends with
+      OK                the client has closed its side, or the router shuts down: open another for what has no answer
+      INVALID_ARGUMENT  a message of more than 64 orders or 4 MiB, or none at all
+      UNIMPLEMENTED     no fleet key
+    """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     """Renders and tokenises a prompt exactly as Generate would."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
@@ -73,6 +81,14 @@ class InferenceAsyncStub(InferenceStub):
     Route: _aio.UnaryUnaryMultiCallable[_inference_pb2.RouteRequest, _inference_pb2.RouteResponse]  # type: ignore[assignment]
     """Reserves a place on the best node and returns a signed lease for it: the client then streams straight from the
     node, and the router is off the path of the tokens. UNIMPLEMENTED by a router without a fleet key.
+    """
+    RouteStream: _aio.StreamStreamMultiCallable[_inference_pb2.RouteOrders, _inference_pb2.RouteReplies]  # type: ignore[assignment]
+    """Route for many requests over one stream that stays open: a message costs the router a fraction of a call. Answers
+    come in any order, and a request that fails ends no other. A key that stops being a tenant's gets UNAUTHENTICATED
+    from then on. The stream itself ends with
+      OK                the client has closed its side, or the router shuts down: open another for what has no answer
+      INVALID_ARGUMENT  a message of more than 64 orders or 4 MiB, or none at all
+      UNIMPLEMENTED     no fleet key
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Renders and tokenises a prompt exactly as Generate would."""
@@ -105,6 +121,19 @@ class InferenceServicer:
     ) -> _typing.Union[_inference_pb2.RouteResponse, _abc.Awaitable[_inference_pb2.RouteResponse]]:
         """Reserves a place on the best node and returns a signed lease for it: the client then streams straight from the
         node, and the router is off the path of the tokens. UNIMPLEMENTED by a router without a fleet key.
+        """
+
+    def RouteStream(
+        self,
+        request_iterator: _MaybeAsyncIterator[_inference_pb2.RouteOrders],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.RouteReplies], _abc.AsyncIterator[_inference_pb2.RouteReplies]]:
+        """Route for many requests over one stream that stays open: a message costs the router a fraction of a call. Answers
+        come in any order, and a request that fails ends no other. A key that stops being a tenant's gets UNAUTHENTICATED
+        from then on. The stream itself ends with
+          OK                the client has closed its side, or the router shuts down: open another for what has no answer
+          INVALID_ARGUMENT  a message of more than 64 orders or 4 MiB, or none at all
+          UNIMPLEMENTED     no fleet key
         """
 
     def Tokenize(
