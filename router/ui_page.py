@@ -1,22 +1,20 @@
 """The built-in web page: its files, and the state that it shows to admins."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from importlib import resources
 from ipaddress import IPv6Address, ip_address
 
-from google.protobuf.json_format import MessageToJson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from kvmesh.errors import RequestError
-from kvmesh.v1 import fleet_pb2
 from router.admin import AdminRole, Visitor
 from router.http_errors import error_response
 from router.http_head import names_of_client
 from router.metadata import presented_key
 from router.overview import Overview
+from router.plain_json import to_json
 
 PAGE = "index.html"
 FILES = {
@@ -55,18 +53,8 @@ class UiPage:
             self._admin.admit("/ui", _visitor(request))
         except RequestError as error:
             return error_response(error)
-        # Hundreds of nodes take milliseconds to write.
-        body = await asyncio.to_thread(_json, self._overview.read())
+        body = to_json(self._overview.read())
         return Response(body, headers=HEADERS, media_type="application/json")
-
-
-def _json(overview: fleet_pb2.OverviewResponse) -> str:
-    return MessageToJson(
-        overview,
-        preserving_proto_field_name=True,
-        always_print_fields_with_no_presence=True,
-        indent=None,
-    )
 
 
 def _file(name: str) -> Handler:

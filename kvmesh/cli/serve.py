@@ -28,6 +28,7 @@ USE = """
 
   OpenAI API   {http}/v1
   gRPC         {grpc}
+  page         {http}/ui
   metrics      {http}/metrics
                {metrics}
 

@@ -1,9 +1,13 @@
 """What the router tells operators of itself: rates, and the last requests."""
 
+import json
+
 import grpc
+from google.protobuf.json_format import MessageToDict
 
 from kvmesh.v1 import cache_node_pb2, fleet_pb2
 from kvmesh.v1 import generate_pb2 as pb
+from router.plain_json import EXACT, to_json
 from router.rates import Rates
 from router.registry import Registry
 from router.request_log import KEPT, RequestLog
@@ -116,3 +120,26 @@ async def test_a_full_fleet_shows_who_waits_by_class():
         assert reply.in_flight == 3
         for call in calls:
             call.cancel()
+
+
+async def test_as_json_it_is_what_protobuf_says_and_numbers_are_exact_in_a_browser():
+    async with running_fleet(StubNode()) as fleet:
+        await answer(fleet, request("hello", 2))
+        message = fleet.app._overview.read()
+        message.nodes[0].epoch = EXACT + 1
+        ours = json.loads(to_json(message))
+        theirs = MessageToDict(
+            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+        assert as_numbers(ours) == as_numbers(theirs)
+        assert ours["nodes"][0]["epoch"] == str(EXACT + 1)
+        assert ours["requests"][0]["route"]["prompt_tokens"] == 5
+
+
+def as_numbers(value):
+    """JSON in which numbers are numbers, whether they came as such or as strings."""
+    if isinstance(value, dict):
+        return {name: as_numbers(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [as_numbers(each) for each in value]
+    return int(value) if isinstance(value, str) and value.isdigit() else value
