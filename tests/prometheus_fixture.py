@@ -38,9 +38,10 @@ class PrometheusServer:
         self._rules = rules
         (self.port,) = free_ports("127.0.0.1", 1)
         self.url = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "PrometheusServer":
-        """Returns when it answers. Again after `kill`: with what it had written."""
+        """Returns when it answers. Again after `stop`: with what it had written."""
         config = self._directory / "prometheus.yml"
         config.write_text(yaml.safe_dump(self._config()))
         with (self._directory / "log").open("a") as log:
@@ -59,11 +60,15 @@ class PrometheusServer:
         return self
 
     def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._http.close()
+        """Nothing of it is left; it may be started again."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+            self._http.close()
 
     def signal(self, number: int) -> None:
+        assert self.process is not None
         self.process.send_signal(number)
 
     def get(self, path: str, **query: str) -> Any:
@@ -82,6 +87,7 @@ class PrometheusServer:
         return len(self.query("up == 1")) == count
 
     def _ready(self) -> bool:
+        assert self.process is not None
         assert self.process.poll() is None, (self._directory / "log").read_text()
         try:
             return self._http.get("/-/ready").status_code == 200
