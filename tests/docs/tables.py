@@ -56,6 +56,10 @@ ELSEWHERE = {
         Place(CI, "make compose-test"),
         Place("tests/compose/project.py", 'compose("up", "--detach"'),
     ],
+    "docker compose -f compose/compose.yaml -f compose/compose.tls.yaml up": [
+        Place(CI, "make compose-test"),
+        Place("tests/compose/test_variants.py", 'Project("tls"'),
+    ],
     "grpcurl -plaintext 127.0.0.1:50051 list": [
         Place("tests/router/test_fleet_service.py", "reflection"),
     ],
