@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from bench.load.config import LoadConfig
+from bench.sim.config import SimConfig
 from cache_node.config import NodeConfig
 from kvmesh import __version__
 from kvmesh.cli import (
@@ -23,6 +24,7 @@ from kvmesh.cli import (
     nodes,
     processes,
     serve,
+    sim,
     top,
 )
 from kvmesh.cli.flags import as_command
@@ -33,6 +35,7 @@ from kvmesh.cli.plan import command as planning
 from kvmesh.cli.plan.config import PLAN_FLAGS, PlanConfig
 from kvmesh.cli.router_flags import ROUTER_FLAGS
 from kvmesh.cli.serve_config import SERVE_FLAGS, ServeConfig
+from kvmesh.cli.sim_flags import SIM_FLAGS
 from router.config import RouterConfig
 
 RUN, ASK, LEARN = "Run a fleet", "Use a fleet", "Measure and learn"
@@ -94,6 +97,9 @@ app.command("plan", help=planning.HELP, rich_help_panel=LEARN)(
 app.command("demo", rich_help_panel=LEARN)(demo.demo)
 app.command("load", help=load.HELP, rich_help_panel=LEARN)(
     as_command(LoadConfig, LOAD_FLAGS, load.load)
+)
+app.command("sim", help=sim.HELP, rich_help_panel=LEARN)(
+    as_command(SimConfig, SIM_FLAGS, sim.sim)
 )
 app.add_typer(cache.app, name="cache", rich_help_panel=ASK)
 app.add_typer(bench.app, name="bench", rich_help_panel=LEARN)

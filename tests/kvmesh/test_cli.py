@@ -43,6 +43,7 @@ def test_the_commands_are_these():
         "bench generator",
         "bench kernels",
         "bench memory",
+        "bench outage",
         "bench paging",
         "bench prefix",
         "bench quant",
@@ -69,6 +70,7 @@ def test_the_commands_are_these():
         "plan",
         "router",
         "serve",
+        "sim",
         "top",
     ]
 
