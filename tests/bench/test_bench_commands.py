@@ -5,12 +5,13 @@ from functools import partial
 import pytest
 from typer.testing import CliRunner
 
-from bench import kernels, proxy_cost, routing_cost, step
+from bench import kernels, proxy_cost, routing_cost, scrape, step
 from kvmesh.cli.main import app
 
 MISSED = 2  # exit code: so little says nothing of speed
 
 SHORT = {
+    "scrape": {scrape: {"STREAMS": 2, "OUTPUT": 32, "OFTEN": 0.01}},
     "step": {step: {"BATCH": 4, "PROMPT": 32, "OUTPUT": 8, "SMALL": (8, 100), "LARGE": (16, 200)}},
     "kernels": {
         kernels: {
@@ -37,6 +38,7 @@ SHORT = {
 @pytest.mark.parametrize(
     ("name", "arguments", "row"),
     [
+        ("scrape", ["--repetitions", "1"], "every 5 s"),
         ("step", ["--repetitions", "1"], "nobody waits"),
         ("kernels", ["--device", "cpu", "--repetitions", "1"], "linears, 1 tokens"),
         ("router", ["--quick"], "a proxied message"),

@@ -32,11 +32,20 @@ def read_commands(path: Path) -> list[Command]:
     text, file = path.read_text(), str(path.relative_to(ROOT))
     found = [
         Command(each, file, "python" if language == "python" else "sh")
-        for language, block in _FENCE.findall(text)
+        for language, block in fences(text)
         for each in _of_block(language, block)
     ]
-    spans = _SPAN.findall(_FENCE.sub("", text))
+    spans = _SPAN.findall(without_fences(text))
     return found + [Command(span, file, "sh") for span in spans if _is_command(span)]
+
+
+def fences(text: str) -> list[tuple[str, str]]:
+    """Language and content of each fenced block."""
+    return _FENCE.findall(text)
+
+
+def without_fences(text: str) -> str:
+    return _FENCE.sub("", text)
 
 
 def english_documents() -> list[Path]:

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from tests.docs.commands import ROOT, Command
+from tests.docs.tables import ALSO_GOOD
 from tests.e2e.serving import Serving
 
 LONGEST = 100.0  # seconds of a command
-MISSED = ("MISSED", "INVALID")  # a goal that a busy machine may miss: exit code 2
 
 SYSTEM = "You are the keeper of a lighthouse. You answer in one sentence. " * 4
 TRACE = '{"timestamp": %d, "input_length": 1024, "output_length": 8, "hash_ids": [0, %d]}\n'
@@ -23,7 +23,8 @@ class Reader:
         self.fleet = fleet
         self.place = place
         for path in ROOT.iterdir():
-            (place / path.name).symlink_to(path)
+            if path.name != "kvmesh-load":  # where reports of loads go
+                (place / path.name).symlink_to(path)
         (place / "system.txt").write_text(SYSTEM)
         (place / "trace.jsonl").write_text("".join(TRACE % (i * 1000, i + 1) for i in range(20)))
         (place / "home").mkdir()
@@ -65,7 +66,11 @@ class Reader:
             os.killpg(process.pid, signal.SIGKILL)
             shown, _ = process.communicate()
             raise AssertionError(f"not within {LONGEST} s: {command.text}\n{shown}") from None
-        missed = process.returncode == 2 and any(word in shown for word in MISSED)
-        assert process.returncode == 0 or missed, f"{command.text}\n{shown}"
+        assert _ended_well(command.text, process.returncode, shown), f"{command.text}\n{shown}"
         assert "Traceback" not in shown, shown
         return shown
+
+
+def _ended_well(command: str, code: int, shown: str) -> bool:
+    also = next((also for begin, also in ALSO_GOOD.items() if command.startswith(begin)), {})
+    return code == 0 or (code in also and also[code] in shown)
