@@ -32,7 +32,7 @@ class _Life:
 
 
 class Rates:
-    """A node that comes, or comes back, counts from its first report on."""
+    """Of nodes that are there. One that comes, or comes back, counts from its first report on."""
 
     def __init__(self, registry: Registry, clock: Callable[[], float] = time.monotonic) -> None:
         self._registry = registry
@@ -45,7 +45,8 @@ class Rates:
         now = self._clock()
         if now - self._looked >= PERIOD:
             self._looked = now
-            self._lives = {node.address: self._look(node, now) for node in self._registry.nodes}
+            there = [node for node in self._registry.nodes if node.accepted]
+            self._lives = {node.address: self._look(node, now) for node in there}
 
     def of(self, node: Node) -> fleet_pb2.Rates:
         life = self._lives.get(node.address)
@@ -61,11 +62,9 @@ class Rates:
 
     def _look(self, node: Node, now: float) -> _Life:
         load, life = node.load, self._lives.get(node.address)
-        look = _Look(now, load.queried_tokens, load.hit_tokens, load.output_tokens)
-        # A node's epoch is known before its first load: until then the old one is still there.
-        if life is None or life.epoch != node.epoch or look < life.looks[-1]._replace(at=now):
+        if life is None or life.epoch != node.epoch:
             life = _Life(node.epoch)
-        life.looks.append(look)
+        life.looks.append(_Look(now, load.queried_tokens, load.hit_tokens, load.output_tokens))
         return life
 
 

@@ -83,18 +83,17 @@ def _nodes(nodes: Sequence[NodeStatus], width: int) -> Table:
     table.add_column("node", no_wrap=True)
     table.add_column("state", no_wrap=width >= MIDDLE)
     swap = width >= WIDE and any(blocks_of(node).swap_size for node in nodes)
-    room = max(6, width // (3 if width >= MIDDLE else 5))
+    room = max(6, width // (4 if width >= MIDDLE else 5))
     table.add_column("blocks", no_wrap=True, min_width=room)
-    if width >= MIDDLE:
-        table.add_column("held", justify="right")
-        table.add_column("cached", justify="right")
-        table.add_column("free", justify="right")
+    numbers = ["run", "wait", "tok/s", "hits"]
     if swap:
-        table.add_column("swap", justify="right")
-    for name in ("run", "wait", "tok/s", "hits"):
-        table.add_column(name, justify="right", no_wrap=True)
+        numbers.insert(0, "swap")
+    if width >= MIDDLE:
+        numbers[:0] = ["held", "cached", "free"]
     if width >= WIDE:
-        table.add_column("now", justify="right", no_wrap=True)
+        numbers.append("now")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
     for node in nodes:
         table.add_row(*_node_cells(node, width, room, swap))
     return table
@@ -108,7 +107,7 @@ def _node_cells(node: NodeStatus, width: int, room: int, swap: bool) -> list[Ren
     if node.breaker not in ("", "closed"):
         state.append(f" breaker {node.breaker}", style="yellow")
     if node.detail and width >= WIDE:
-        state.append(f" {node.detail[: width // 4]}", style="dim")
+        state.append(f" {node.detail[: width // 6]}", style="dim")
     cells: list[RenderableType] = [Text(node.name or node.address), state]
     cells.append(Text("░" * room, style="dim") if gone else bar(blocks, room))
     if width >= MIDDLE:

@@ -43,20 +43,21 @@ async def test_rates_are_means_of_ten_seconds_and_start_again_with_a_node():
             )
             rates.pass_time(1.0)
 
+    run(2)  # before the first report
     node.epoch, node.load = 1, load(1_000_000, 0, 1_000_000)  # from before this router
+    registry.set_health(node, fleet_pb2.NODE_HEALTH_UP)
     run(2, prompt=100, hit=50, output=10)
     read = rates.of(node)
     assert (read.prompt_tokens, read.hit_tokens, read.output_tokens) == (100, 50, 10)
     run(10, output=20)
     assert (rates.of(node).output_tokens, rates.of(node).prompt_tokens) == (20, 0)
-    node.epoch, node.load = 2, load(0, 0, 0)
+    registry.set_health(node, fleet_pb2.NODE_HEALTH_DOWN)
     run(1)
     assert rates.of(node).output_tokens == 0
-    run(3, output=7)
+    node.epoch, node.load = 2, load(0, 0, 5)
+    registry.set_health(node, fleet_pb2.NODE_HEALTH_UP)
+    run(4, output=7)
     assert rates.of(node).output_tokens == 7
-    node.load = load(0, 0, 5)  # the same epoch, and less: nothing is ever below zero
-    run(1)
-    assert rates.of(node).output_tokens == 0
     await registry.close()
 
 
