@@ -59,7 +59,7 @@ PRESETS: Mapping[str, Preset] = {
         {  # As many at once as there is memory for, and queues that hold the rest.
             "kv_cache_dtype": "int8",
             "max_num_seqs": 256,
-            "max_num_batched_tokens": 4096,
+            "max_num_batched_tokens": 2048,
             "max_waiting": 8192,
             "max_queue": 8192,
             "max_in_flight": 16384,
