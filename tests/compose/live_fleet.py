@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import grpc
 
+from bench.prometheus import PrometheusServer
 from kvmesh.cli.ports import free_ports
 from kvmesh.v1 import generate_pb2 as pb
-from tests.prometheus_fixture import PrometheusServer
+from tests.prometheus_fixture import require_prometheus
 from tests.redis_fixture import RedisServer
 from tests.router.process_fleet import RouterProcess, router_processes, until
 from tests.router.real_node import RealNode
@@ -41,6 +42,7 @@ async def live_fleet(
     model: Path, directory: Path, nodes: int = 2
 ) -> AsyncIterator[SimpleNamespace]:
     """`redis`, `nodes`, `router` and `prometheus`, all up. `directory` is Prometheus' own."""
+    require_prometheus()
     async with AsyncExitStack() as stack:
         redis = RedisServer(directory)
         redis.start()
@@ -63,7 +65,7 @@ async def live_fleet(
             "router": [router.http.base_url.netloc.decode()],
             "cache-node": [f"127.0.0.1:{port}" for port in ports],
         }
-        prometheus = PrometheusServer(directory, targets, RULES)
+        prometheus = PrometheusServer(directory, targets, rules=RULES)
         stack.callback(prometheus.stop)
         prometheus.start()
         yield SimpleNamespace(nodes=started, router=router, prometheus=prometheus)

@@ -9,6 +9,7 @@ from kvmesh.cli.bench import (
     generator,
     kernels,
     memory,
+    outage,
     paging,
     prefix,
     quant,
@@ -38,6 +39,7 @@ app.command("engine")(engine.engine)
 app.command("generator")(generator.generator)
 app.command("kernels")(kernels.kernels)
 app.command("memory")(memory.memory)
+app.command("outage")(outage.outage)
 app.command("paging")(paging.paging)
 app.command("prefix")(prefix.prefix)
 app.command("quant")(quant.quant)
