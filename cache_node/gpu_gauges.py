@@ -1,6 +1,6 @@
 """What NVML tells of a node's GPU."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import structlog
@@ -14,7 +14,9 @@ log = structlog.get_logger()
 
 
 class GpuGauges(LogsOnce, Collector):
-    """Memory and use of one card, whoever uses it. Absent while NVML does not answer."""
+    """Memory and use of one card, whoever uses it. What NVML does not tell is absent: a part of a
+    card (MIG) has no use.
+    """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         """`nvml` is the module pynvml, which has no types."""
@@ -23,26 +25,34 @@ class GpuGauges(LogsOnce, Collector):
         self._handle = handle
 
     def collect(self) -> Iterable[Metric]:
+        memory = self._asked(self._nvml.nvmlDeviceGetMemoryInfo)
+        if memory is not None:
+            yield from memory_families(memory.used, memory.total)
+        rates = self._asked(self._nvml.nvmlDeviceGetUtilizationRates)
+        if rates is not None:
+            yield utilization_family(rates.gpu)
+
+    def _asked(self, function: Callable[[Any], Any]) -> Any:
         try:
-            memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
-            rates = self._nvml.nvmlDeviceGetUtilizationRates(self._handle)
+            return function(self._handle)
         except self._nvml.NVMLError as error:
             self.report_once(error)
-            return []
-        return gpu_families(memory.used, memory.total, rates.gpu)
+            return None
 
 
-def gpu_families(used: float, total: float, percent: float) -> list[Metric]:
-    """Of bytes, and percent of time."""
+def memory_families(used: float, total: float) -> list[Metric]:
     return [
         GaugeMetricFamily("kvmesh_gpu_memory_used_bytes", "Of the node's card, by all", value=used),
         GaugeMetricFamily("kvmesh_gpu_memory_total_bytes", "Of the node's card", value=total),
-        GaugeMetricFamily(
-            "kvmesh_gpu_utilization",
-            "Share of the last moments in which the card computed, in [0, 1]",
-            value=percent / 100,
-        ),
     ]
+
+
+def utilization_family(percent: float) -> Metric:
+    return GaugeMetricFamily(
+        "kvmesh_gpu_utilization",
+        "Share of the last moments in which the card computed, in [0, 1]",
+        value=percent / 100,
+    )
 
 
 def find_gpu(device: torch.device) -> GpuGauges | None:

@@ -1,6 +1,7 @@
 """A node's metrics over HTTP."""
 
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.registry import Collector
@@ -24,6 +25,7 @@ class MetricsServer:
             client_cafile=_text(tls.ca),
             client_auth_required=tls.ca is not None,
         )
+        self._server.set_app(_as_text(self._server.get_app()))
         self.port = self._server.server_port
 
     def close(self) -> None:
@@ -39,6 +41,17 @@ def registry_of(*collectors: Collector | None) -> CollectorRegistry:
         if collector is not None:
             registry.register(collector)
     return registry
+
+
+def _as_text(app: Any) -> Any:
+    """The WSGI application, in Prometheus' text format whatever is asked for: in OpenMetrics
+    prometheus-client 0.26 writes `vllm_` for `vllm:`.
+    """
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Any:
+        return app({**environ, "HTTP_ACCEPT": "text/plain"}, start_response)
+
+    return answer
 
 
 def _text(path: Path | None) -> str | None:

@@ -1,5 +1,6 @@
 """How long requests and steps take, and how much they carry: counted once a step."""
 
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
@@ -49,12 +50,26 @@ class Timings(LogsOnce, Collector):
         self.prefill = histogram(
             "request_prefill_time_seconds", "First step to first token", REQUEST
         )
+        self.decode = histogram(
+            "request_decode_time_seconds", "First token to the last of all samples", REQUEST
+        )
         self.step = histogram("engine_step_seconds", "A step, planned and computed", STEP)
         self.step_tokens = histogram(
             "iteration_tokens", "Tokens computed in a step, prompts' among them", STEP_TOKENS
         )
         self.request_tokens = histogram(
             "request_tokens", "Tokens of prompt and output when a sample ends", REQUEST_TOKENS
+        )
+        self.request_prompt = histogram(
+            "request_prompt_tokens", "Tokens of the prompt when a request ends", REQUEST_TOKENS
+        )
+        self.request_output = histogram(
+            "request_generation_tokens", "Tokens generated when a sample ends", REQUEST_TOKENS
+        )
+        self.longest_output = histogram(
+            "request_max_num_generation_tokens",
+            "Tokens of the longest sample when a request ends",
+            REQUEST_TOKENS,
         )
         self.prompt_tokens = Tally(
             self._registry,
@@ -70,25 +85,30 @@ class Timings(LogsOnce, Collector):
         """A step has computed `tokens`, and chosen a token for each of `sampled`."""
         self.step.add(now - started)
         self.step_tokens.add(tokens)
-        waits: dict[float, int] = {}  # most samples had their last token in the step before
-        for each in sampled:
-            sequence = each.sequence
-            if sequence.last_token is not None:
-                waits[sequence.last_token] = waits.get(sequence.last_token, 0) + 1
-            elif sequence is sequence.request.leader:
+        sequences = [each.sequence for each in sampled]
+        # Most had their last token in the step before: one wait for all of them.
+        waits = Counter([sequence.last_token for sequence in sequences])
+        for last, samples in waits.items():
+            if last is not None:
+                self.next_token.add(now - last, times=samples)
+        for sequence in sequences:
+            if sequence.last_token is None and sequence is sequence.request.leader:
                 self._begun(sequence.request, now)
             sequence.last_token = now
-        for last, samples in waits.items():
-            self.next_token.add(now - last, times=samples)
 
     @harmless
     def ended(self, ended: Seq[Ended]) -> None:
         """Requests whose samples have all come to their end by themselves."""
         for request in (each.request for each in ended):
             assert request.finished is not None
+            assert request.first_token is not None
             self.request.add(request.finished - request.arrival)
+            self.decode.add(request.finished - request.first_token)
+            self.request_prompt.add(len(request.prompt))
+            self.longest_output.add(max(sequence.num_output for sequence in request.sequences))
             for sequence in request.sequences:
                 self.request_tokens.add(len(sequence.tokens))
+                self.request_output.add(sequence.num_output)
 
     def _begun(self, request: Request, now: float) -> None:
         assert request.first_scheduled is not None

@@ -44,6 +44,14 @@ class VllmMetrics(Collector):
         yield self._histogram("e2e_request_latency_seconds", "Arrival to end", timings.request)
         yield self._histogram("request_queue_time_seconds", "Time in the queue", timings.queue)
         yield self._histogram("request_prefill_time_seconds", "Time of prefill", timings.prefill)
+        yield self._histogram("request_decode_time_seconds", "Time of decode", timings.decode)
+        yield self._histogram("request_prompt_tokens", "Prompt's tokens", timings.request_prompt)
+        yield self._histogram(
+            "request_generation_tokens", "Output's tokens", timings.request_output
+        )
+        yield self._histogram(
+            "request_max_num_generation_tokens", "Longest output", timings.longest_output
+        )
         yield self._histogram("iteration_tokens_total", "Tokens in a step", timings.step_tokens)
         yield self._config(load)
 

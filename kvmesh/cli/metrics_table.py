@@ -87,7 +87,7 @@ async def router_metrics() -> list[Metric]:
 
 def node_metrics() -> list[Metric]:
     """Of a node with a GPU that has done nothing yet."""
-    from cache_node.gpu_gauges import gpu_families
+    from cache_node.gpu_gauges import memory_families, utilization_family
     from cache_node.limits import Counters
     from cache_node.metrics import LoadCollector
     from cache_node.node_facts import LABELS, FactGauges, NodeFacts
@@ -105,7 +105,8 @@ def node_metrics() -> list[Metric]:
         FactGauges(facts),
         VllmMetrics(lambda: idle, timings, facts),
     )
-    return [*(metric for each in collectors for metric in each.collect()), *gpu_families(0, 0, 0)]
+    gpu = (*memory_families(0, 0), utilization_family(0))
+    return [*(metric for each in collectors for metric in each.collect()), *gpu]
 
 
 def named(prefix: str, metrics: Iterable[Metric]) -> list[Metric]:

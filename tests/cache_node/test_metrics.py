@@ -83,6 +83,8 @@ async def test_requests_and_steps_are_timed_and_tokens_counted(scraped):
     assert told.value("kvmesh_cached_tokens_total", tier="gpu") == again.cached_tokens >= 32
     assert told.value("kvmesh_cached_tokens_total", tier="cpu") == 0
     assert told.value("kvmesh_request_tokens_sum") == 2 * 64 + 8 + 5
+    assert told.value("kvmesh_request_prompt_tokens_sum") == 2 * 64
+    assert told.value("kvmesh_request_generation_tokens_sum") == 8 + 5
     steps = told.value("kvmesh_engine_steps_total")
     assert told.value("kvmesh_engine_step_seconds_count") == steps
     assert told.value("kvmesh_iteration_tokens_count") == steps
@@ -182,6 +184,7 @@ def test_times_are_those_of_the_clock():
     assert told.value("kvmesh_inter_token_latency_seconds_sum") == 3 * 2
     assert told.value("kvmesh_inter_token_latency_seconds_count") == 3
     assert told.value("kvmesh_e2e_request_latency_seconds_sum") == pytest.approx(11, abs=0.01)
+    assert told.value("kvmesh_request_decode_time_seconds_sum") == 6
     assert told.value("kvmesh_iteration_tokens_sum") == 40 + 3
 
 
@@ -192,6 +195,8 @@ def test_samples_of_one_prompt_have_one_first_token_and_gaps_of_their_own():
     assert told.value("kvmesh_prompt_tokens_total") == 8
     assert told.value("kvmesh_inter_token_latency_seconds_count") == 3 * 3
     assert told.value("kvmesh_request_tokens_count") == 3
+    assert told.value("kvmesh_request_generation_tokens_sum") == 3 * 4
+    assert told.value("kvmesh_request_max_num_generation_tokens_sum") == 4
 
 
 def test_a_preempted_request_has_one_first_token_and_its_swap_is_counted_in_bytes():
@@ -237,6 +242,9 @@ class FakeNvml:
             raise self.NVMLError("Driver Not Loaded")
         return type("Memory", (), {"used": 6 << 30, "total": 80 << 30})
 
+    def unsupported(self, _handle: str):
+        raise self.NVMLError("Not Supported")
+
     def nvmlDeviceGetUtilizationRates(self, _handle: str):  # noqa: N802
         return type("Rates", (), {"gpu": 37, "memory": 12})
 
@@ -249,6 +257,10 @@ def test_a_gpu_tells_memory_and_use_and_is_absent_while_nvml_does_not_answer():
     assert told.value("kvmesh_gpu_memory_used_bytes") == 6 << 30
     assert told.value("kvmesh_gpu_memory_total_bytes") == 80 << 30
     assert told.value("kvmesh_gpu_utilization") == 0.37
+    nvml.nvmlDeviceGetUtilizationRates = nvml.unsupported
+    assert collected(gauges).names == {
+        f"kvmesh_gpu_memory_{part}_bytes" for part in ("used", "total")
+    }
     nvml.broken = True
     assert collected(gauges).names == set()
     assert open_gpu(nvml, "another") is None
