@@ -21,6 +21,7 @@ from router.job import Job
 from router.metadata import Pair
 from router.placement import Placed
 from router.request_log import Entry, RequestLog
+from router.trace import UNTRACED
 
 
 class TracedRequestLog(RequestLog):
@@ -43,6 +44,7 @@ class TracedRequestLog(RequestLog):
         finally:
             if spans is not None:
                 spans.end()
+                entry.trace = UNTRACED  # the entry is kept, and the request with its prompt is not
 
 
 class RequestSpans(LogsOnce):
