@@ -1,13 +1,18 @@
 """Grafana's dashboards as files. tests/compose/test_selectors.py asks for what they show."""
 
+import copy
 import json
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from compose.grafana import build
 from tests.compose.project import ROOT
 
+register_default_plugins()  # the types of panels
 GRAFANA = ROOT / "compose" / "grafana"
 DASHBOARDS = {
     path.stem: json.loads(path.read_text()) for path in (GRAFANA / "dashboards").glob("*.json")
@@ -35,6 +40,13 @@ def test_a_dashboard_says_what_its_panels_are_about(name, board):
 
 def test_there_are_four():
     assert DASHBOARDS.keys() == {"fleet", "memory", "cache", "latency"}
+
+
+@pytest.mark.parametrize("board", DASHBOARDS.values(), ids=DASHBOARDS)
+def test_a_dashboard_has_the_fields_that_grafana_knows(board):
+    """As its own types read and write them: what they do not know is lost."""
+    read = Dashboard.from_json(copy.deepcopy(board))
+    assert json.loads(json.dumps(read, cls=JSONEncoder)) == board
 
 
 def test_links_lead_to_dashboards_that_are_there():

@@ -49,3 +49,14 @@ def test_every_alert_is_tested():
 def test_promtool_agrees(command):
     require_prometheus()
     run("promtool", *command.split(), timeout=60, cwd=PROMETHEUS)
+
+
+def test_over_tls_the_same_is_scraped():
+    plain, tls = (
+        yaml.safe_load((PROMETHEUS / name).read_text())
+        for name in ("prometheus.yml", "prometheus.tls.yml")
+    )
+    for job in tls["scrape_configs"]:
+        assert job.pop("scheme") == "https"
+        assert job.pop("tls_config")["server_name"] == job["job_name"]
+    assert tls == plain
