@@ -27,6 +27,7 @@ class BareRouter:
         handlers: dict[str, Any] = {
             "Generate": grpc.unary_stream_rpc_method_handler(self._generate),
             "Route": grpc.unary_unary_rpc_method_handler(self._route),
+            "RouteStream": grpc.stream_stream_rpc_method_handler(self._route_stream),
         }
         generic = grpc.method_handlers_generic_handler(INFERENCE, handlers)
         self._server.add_generic_rpc_handlers((generic,))
@@ -43,9 +44,18 @@ class BareRouter:
         context.set_trailing_metadata(tuple(await call.trailing_metadata()))
 
     async def _route(self, raw: bytes, _context: Context) -> bytes:
-        dispatch = _dispatch(inference_pb2.RouteRequest.FromString(raw).request)
-        response = inference_pb2.RouteResponse(address=self._node.address, dispatch=dispatch)
-        return response.SerializeToString()
+        return self._response(raw).SerializeToString()
+
+    async def _route_stream(self, _orders: object, context: Context) -> None:
+        while isinstance(raw := await context.read(), bytes):  # until EOF
+            replies = inference_pb2.RouteReplies()
+            for order in inference_pb2.RouteOrders.FromString(raw).orders:
+                replies.replies.add(id=order.id, lease=self._response(order.request))
+            await context.write(replies.SerializeToString())
+
+    def _response(self, request: bytes) -> inference_pb2.RouteResponse:
+        dispatch = _dispatch(inference_pb2.RouteRequest.FromString(request).request)
+        return inference_pb2.RouteResponse(address=self._node.address, dispatch=dispatch)
 
 
 def _dispatch(request: pb.GenerateRequest) -> cache_node_pb2.NodeGenerateRequest:

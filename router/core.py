@@ -144,9 +144,13 @@ class RouterCore:
                         answer.close()
 
     async def route(
-        self, request: inference_pb2.RouteRequest, caller: Caller
-    ) -> inference_pb2.RouteResponse:
-        """A lease for the request on the best node, which holds a place in flight until it ends.
+        self,
+        request: inference_pb2.RouteRequest,
+        caller: Caller,
+        response: inference_pb2.RouteResponse,
+    ) -> None:
+        """A lease for the request on the best node, which holds a place in flight until it ends;
+        put into `response`, since to copy it takes as long as to sign it.
 
         Raises RequestError, UNIMPLEMENTED without a fleet key.
         """
@@ -161,10 +165,9 @@ class RouterCore:
             entry.prepared = time.monotonic()
             charge = holds.enter_context(closing(await self._admit(job, caller)))
             entry.admitted = time.monotonic()
-            response = self._leasing.lease(job, request, attempt, holds, charge)
+            self._leasing.lease(job, request, attempt, holds, charge, response)
             response.route.queue_us = int(charge.waited * 1e6)
             entry.report = response.route
-            return response
 
     def check_leases(self, client: Iterable[Pair]) -> None:
         """Raises UNAUTHENTICATED for a client that is no tenant, UNIMPLEMENTED without a key."""

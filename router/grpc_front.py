@@ -123,7 +123,9 @@ class InferenceFront(_Front):
     async def route(self, raw: bytes, context: Context, tenant: Tenant) -> bytes:
         request = parse(raw, inference_pb2.RouteRequest, self._max)
         caller = _caller("route", context, tenant)
-        return _serialized(await self.core.route(request, caller))
+        response = inference_pb2.RouteResponse()
+        await self.core.route(request, caller, response)
+        return _serialized(response)
 
     async def route_stream(self, _orders: object, context: Context) -> None:
         """Its orders are what is counted, as those of Route."""

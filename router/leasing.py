@@ -63,9 +63,10 @@ class Leasing:
         attempt: int,
         holds: ExitStack,
         charge: Charge,
-    ) -> pb.RouteResponse:
+        response: pb.RouteResponse,
+    ) -> None:
         """Places `job` and signs a lease for it, which takes over `holds` and tells `charge` what
-        was used.
+        was used. Fills in `response`, which is empty.
 
         Raises UNAVAILABLE when no node is up, those to avoid apart; ALREADY_EXISTS when another
         Route of the same request has come before this one meanwhile.
@@ -76,14 +77,12 @@ class Leasing:
         dispatch.ClearField("salt")  # travels in the lease
         name, salt = placed.node.name, job.prompt.salt
         lease = self._leases.grant(dispatch, name, salt, holds.pop_all(), charge)
-        return pb.RouteResponse(
-            address=placed.node.address,
-            lease=lease,
-            expires_in=self._expires_in,
-            route=self._sender.report(job, placed),
-            dispatch=dispatch,
-            tls=self._node_tls,
-        )
+        response.address = placed.node.address
+        response.lease = lease
+        response.expires_in.CopyFrom(self._expires_in)
+        response.route.CopyFrom(self._sender.report(job, placed))
+        response.dispatch.CopyFrom(dispatch)
+        response.tls = self._node_tls
 
     def _place(self, job: Job, attempt: int, request: pb.RouteRequest) -> Placed:
         tried = self._placement.addresses(request.avoid) if request.avoid else ()

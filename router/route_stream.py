@@ -104,26 +104,34 @@ class RouteStream:
                 self._owed[number] = asyncio.create_task(self._answer(order))
 
     async def _answer(self, order: pb.RouteOrder) -> None:
-        reply = pb.RouteReply(id=order.id)
+        message = pb.RouteReplies()
+        reply = message.replies.add(id=order.id)
         try:
             with self._core.arrival("route", self._client, bounded=False) as tenant:
                 request = parse(order.request, pb.RouteRequest, self._max)
-                timeout = order.timeout.seconds + order.timeout.nanos / 1e9
-                caller = Caller("route", tenant, self._client, timeout or None)
-                reply.lease.CopyFrom(await self._core.route(request, caller))
+                caller = Caller("route", tenant, self._client, _seconds(order))
+                await self._core.route(request, caller, reply.lease)
         except Exception as error:  # noqa: BLE001  # whatever it is, the client gets a status
             reply.status = as_request_error(error).to_proto().SerializeToString()
         del self._owed[order.id]
-        self._reply(reply)
+        self._send(message)
 
     def _refuse(self, number: int, error: RequestError) -> None:
         with suppress(RequestError), self._core.metrics.observed("route"):
             raise error
-        self._reply(pb.RouteReply(id=number, status=error.to_proto().SerializeToString()))
+        reply = pb.RouteReply(id=number, status=error.to_proto().SerializeToString())
+        self._send(pb.RouteReplies(replies=[reply]))
 
-    def _reply(self, reply: pb.RouteReply) -> None:
-        self._replies.append(pb.RouteReplies(replies=[reply]).SerializeToString())
+    def _send(self, message: pb.RouteReplies) -> None:
+        self._replies.append(message.SerializeToString())
         self._news.set()
+
+
+def _seconds(order: pb.RouteOrder) -> float | None:
+    """Until the order's deadline."""
+    if not order.HasField("timeout"):
+        return None
+    return order.timeout.ToTimedelta().total_seconds() or None
 
 
 def _orders(raw: bytes) -> pb.RouteOrders:

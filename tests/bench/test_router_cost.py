@@ -1,7 +1,7 @@
 """What the router's benchmark measures, and that nothing is left behind."""
 
 from bench.figures import Spread
-from bench.proxy_cost import Load, Passing, ProxyCost
+from bench.proxy_cost import LEASES_AT_ONCE, Load, Passing, ProxyCost
 from bench.routing_cost import BLOCKS, RoutingCost, measure_mirror, measure_routing_cost
 from bench.stub_fleet import stub_fleet
 from bench.usage import family
@@ -25,10 +25,11 @@ def test_the_memory_of_a_mirror_is_that_of_its_entries():
 
 def test_goals_are_missed_by_what_is_too_slow():
     slow, fast = (
-        Passing(each, each, each) for each in (Spread((90.0, 70.0)), Spread((55.0, 300.0)))
+        Passing(each, each, each, each, each)
+        for each in (Spread((90.0, 70.0)), Spread((55.0, 300.0)))
     )
-    assert [goal.met for goal in ProxyCost(slow, fast).goals] == [False, True]
-    assert [goal.met for goal in ProxyCost(fast, slow).goals] == [True, True]
+    assert [goal.met for goal in ProxyCost(slow, fast, 64, 5).goals] == [False, True, True]
+    assert [goal.met for goal in ProxyCost(fast, slow, 64, 5).goals] == [True, True, True]
     assert isinstance(RoutingCost((), measure_mirror(1000)).as_json()["mirror"], dict)
 
 
@@ -37,6 +38,11 @@ async def test_streams_and_leases_pass_through_a_real_router_and_a_bare_one():
         for router in (fleet.router, fleet.bare):
             async with Load(router) as load:
                 await load.streams(8, 3)
-                await load.leases(8)
+                await load.leases(8, load.route)
                 assert await load.cpu(lambda: load.streams(16, 5)) >= 0
+                carried = []
+                with load.messages.counted(carried):
+                    await load.leases(8, load.route_on_stream)
+                    await load.steady_leases(80)
+                assert 1 <= carried[0] <= LEASES_AT_ONCE
             assert len(family(router.pid)) == 1

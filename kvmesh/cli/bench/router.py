@@ -27,8 +27,9 @@ def router(
     Decisions are measured in one process, over an index in which 8 nodes hold all blocks of each
     prompt: block keys, admission, look-up, choice and reservation, without tokenising. Then a
     router's process before a stub node: 64 streams at once with a message every 10 ms each, and
-    leases, 64 at once, from Route to the end of their stream. In turns with it, what gRPC alone
-    takes of that: a process that makes the same calls and does nothing in them.
+    leases, 64 at once, from Route to the end of their stream; then from RouteStream, as direct
+    clients do, 64 that begin together and 64 that each follow another. In turns with it, what gRPC
+    alone takes of that: a process that makes the same calls and does nothing in them.
     """
     from bench.proxy_cost import measure_proxy_cost
     from bench.routing_cost import measure_routing_cost
@@ -52,7 +53,9 @@ def _report(routing: "RoutingCost", proxy: "ProxyCost") -> Report:
     rows += [
         _row("a proxied message", router.message, bare.message),
         _row("a request beside its messages", router.request, bare.request),
-        _row("a lease, Route to end", router.lease, bare.lease),
+        _row("a lease from Route, to its end", router.route, bare.route),
+        _row(f"a lease from RouteStream, {proxy.together:.0f} a message", router.lease, bare.lease),
+        _row(f"the same, {proxy.apart:.1f} a message", router.steady, bare.steady),
         ["an update of the mirror", f"{1e6 / routing.mirror.updates_a_second:.2f}", "in steps"],
     ]
     size = f"{routing.mirror.bytes_an_entry:.0f} bytes an entry of a mirror of a million"
