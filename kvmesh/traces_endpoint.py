@@ -27,6 +27,6 @@ def start_tracing(endpoint: str | None, service: str, instance: str) -> "Tracing
     try:
         from kvmesh.tracing import Tracing
     except ModuleNotFoundError as error:
-        problem = f"needs `pip install 'kvmesh[otel]'`, there is no {error.name}"
+        problem = f"needs `pip install 'kvmesh[otel]'`: there is no {error.name}"
         raise ValueError(f"otlp_traces_endpoint: {problem}") from error
     return Tracing(endpoint, service, instance)

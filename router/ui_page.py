@@ -68,7 +68,8 @@ def _file(name: str) -> Handler:
 
 def _visitor(request: Request) -> Visitor:
     """A page of another site, in a browser on the router's host, is not local: its requests have an
-    Origin, or a name of its own for this host.
+    Origin, or a name of its own for this host. Nor is who comes through a proxy there: uvicorn
+    takes the client's address from its x-forwarded-for.
     """
     local = (
         request.client is not None

@@ -1,5 +1,6 @@
-"""Keys that are pressed on the terminal, one by one, without Return."""
+"""Keys that are pressed on the terminal, without Return."""
 
+import os
 import select
 import sys
 import termios
@@ -25,9 +26,10 @@ def single_keys() -> Iterator[None]:
 
 
 def pressed(within: float) -> str:
-    """The next key, "" if there is none within so many seconds, or none can come."""
+    """The next keys, "" if there are none within so many seconds, or none can come."""
     if not sys.stdin.isatty():
         select.select([], [], [], within)
         return ""
-    ready, _, _ = select.select([sys.stdin.fileno()], [], [], within)
-    return sys.stdin.read(1) if ready else ""
+    keyboard = sys.stdin.fileno()
+    ready, _, _ = select.select([keyboard], [], [], within)
+    return os.read(keyboard, 64).decode(errors="replace") if ready else ""

@@ -75,7 +75,7 @@ def _watch(overviews: "Overviews", console: "Console") -> None:
                 if state != shown:
                     shown = state
                     live.update(_view(overviews, *console.size), refresh=True)
-                if pressed(GLANCE) in ("q", "Q"):
+                if "q" in pressed(GLANCE).lower():
                     return
     except KeyboardInterrupt:
         return

@@ -42,7 +42,7 @@ async def test_it_follows_nodes_and_requests_until_q():
         await terminal.until("draining")
         await node.stop()
         await terminal.until("down")
-        terminal.type("q")
+        terminal.type("xq")
         assert await terminal.end() == 0
     assert "Traceback" not in terminal.shown
 

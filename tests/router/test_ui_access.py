@@ -61,8 +61,11 @@ async def test_its_state_is_for_admins_and_its_files_for_everybody(key_file):
 
 async def test_without_keys_only_the_routers_host_and_no_page_of_another_site():
     async with running_fleet(StubNode(), cors_allow_origins=("*",)) as fleet:
-        assert (await fleet.http.get("/ui/state")).status_code == 200
+        for host in ("127.0.0.1", "localhost:8000", "[::1]:8000"):
+            reply = await fleet.http.get("/ui/state", headers={"host": host})
+            assert reply.status_code == 200, host
         for headers in (
+            {"host": "127.0.0.1.example.org"},
             {"origin": "https://example.org"},  # a script of another page in the same browser
             {"host": "example.org"},  # a name that was pointed at this host
             {"x-forwarded-for": "10.0.0.7"},  # somebody behind a proxy on this host
