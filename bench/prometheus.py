@@ -37,7 +37,7 @@ class PrometheusServer:
         self._directory = directory
         self._targets = targets
         (port,) = free_ports("127.0.0.1", 1)
-        self._url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{port}"
         config = directory / "prometheus.json"  # JSON is YAML
         config.write_text(json.dumps(_config(targets, interval, rules)))
         self._command = (
@@ -74,7 +74,7 @@ class PrometheusServer:
 
     def get(self, path: str, **query: str) -> Any:
         """`data` of what its API says. Raises OSError when it does not answer, or not with 200."""
-        url = f"{self._url}/api/v1/{path}?{urlencode(query)}"
+        url = f"{self.url}/api/v1/{path}?{urlencode(query)}"
         with urllib.request.urlopen(url, timeout=ANSWER) as reply:
             return json.load(reply)["data"]
 
@@ -97,7 +97,7 @@ class PrometheusServer:
 
     def _ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=ANSWER):
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=ANSWER):
                 return True
         except OSError:
             return False

@@ -8,10 +8,11 @@ import urllib.request
 import pytest
 from typer.testing import CliRunner
 
+from bench.prometheus import PrometheusServer
 from kvmesh.cli.main import app
 from tests.e2e.serving import Serving, poll
 from tests.kvmesh.terminal import Terminal
-from tests.prometheus_fixture import PrometheusServer
+from tests.prometheus_fixture import require_prometheus
 from tests.router.real_node import save_model
 
 UNREAD = 3
@@ -119,9 +120,11 @@ async def test_on_a_terminal_it_is_a_table(fleet):
 def test_a_prometheus_tells_the_same_of_a_window(fleet, tmp_path):
     node = metrics_of_the_node(fleet).removeprefix("http://").removesuffix("/metrics")
     router = fleet.http_url.removeprefix("http://")
-    server = PrometheusServer(tmp_path, {"router": [router], "cache-node": [node]}).start()
+    require_prometheus()
+    server = PrometheusServer(tmp_path, {"router": [router], "cache-node": [node]})
+    server.start()
     try:
-        poll(server.scraped, 30)
+        poll(server.scrapes, 30)
         result = doctor("--prometheus", server.url, "--window", "60", "--json")
         told = {each["check"]: each for each in json.loads(result.stdout)["findings"]}
         assert told["preemptions"]["level"] in ("advice", "serious")
