@@ -3,14 +3,13 @@
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from kvmesh.cli.connection import TlsCa, TlsCert, TlsKey
-from kvmesh.cli.errors import fail
 from kvmesh.cli.tables import console_for_tables
 
 if TYPE_CHECKING:
@@ -74,8 +73,7 @@ def doctor(
             routers = [router] if router is not None else [] if node else [ROUTER]
             fleet = read_fleet(routers, node or [], context)
     except UnreadableError as error:
-        typer.secho(f"kvmesh: {error}", fg="red", err=True)
-        raise typer.Exit(UNREAD) from error
+        _end_unread(str(error))
     found = examine(fleet)
     _tell(found, fleet, as_json=as_json)
     if fleet.unread:
@@ -94,8 +92,13 @@ def _context(tls_ca: TlsCa, tls_cert: TlsCert, tls_key: TlsKey) -> "ssl.SSLConte
         if tls_cert is not None:
             context.load_cert_chain(tls_cert, tls_key)
     except (OSError, ValueError) as error:
-        fail(f"--tls-ca, --tls-cert, --tls-key: {error}")
+        _end_unread(f"--tls-ca, --tls-cert, --tls-key: {error}")
     return context
+
+
+def _end_unread(message: str) -> NoReturn:
+    typer.secho(f"kvmesh: {message}", fg="red", err=True)
+    raise typer.Exit(UNREAD)
 
 
 def _tell(found: "Sequence[Finding]", fleet: "Snapshot", *, as_json: bool) -> None:

@@ -9,7 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.prometheus import PrometheusServer
+from cache_node.metrics_server import MetricsServer, registry_of
+from cache_node.node_facts import LABELS, FactGauges, NodeFacts
 from kvmesh.cli.main import app
+from tests.certificates import Authority
 from tests.e2e.serving import Serving, poll
 from tests.kvmesh.terminal import Terminal
 from tests.prometheus_fixture import require_prometheus
@@ -85,6 +88,25 @@ def test_what_is_no_metrics_is_named(fleet):
     result = doctor("--prometheus", fleet.http_url)
     assert result.exit_code == UNREAD
     assert "it answers 404" in result.output
+
+
+def test_metrics_over_tls_are_read_with_a_certificate(tmp_path):
+    files = Authority(tmp_path).issue("node")
+    labels = dict.fromkeys(LABELS, "1") | {"node": "node-7"}
+    facts = NodeFacts(labels, block_bytes=1, pool_bytes=1, weight_bytes=1, memory_limit=1 << 30)
+    server = MetricsServer(0, "127.0.0.1", registry_of(FactGauges(facts)), files)
+    try:
+        url = f"https://127.0.0.1:{server.port}"
+        strange = doctor("--node", url)
+        assert strange.exit_code == UNREAD
+        assert re.search(rf"cannot read {url}/metrics: .*certificate", strange.output)
+        shown = ("--tls-ca", files.ca, "--tls-cert", files.cert, "--tls-key", files.key)
+        assert "node-7: kv-memory: " in doctor("--node", url, *map(str, shown)).output
+    finally:
+        server.close()
+    missing = doctor("--tls-ca", str(tmp_path / "none.pem"))
+    assert missing.exit_code == UNREAD
+    assert "--tls-ca" in missing.output
 
 
 def test_preemptions_are_found_with_the_flag_to_change(fleet):
