@@ -57,7 +57,7 @@ def test_it_equals_an_lru_cache_of_every_size(requests, block_size, size):
 @settings(max_examples=30, deadline=None)
 @given(traces(), st.integers(1, 40))
 def test_it_says_what_the_block_pool_of_a_node_would_hit(requests, size):
-    requests = [request([*each.blocks, 1000 + i], last=1) for i, each in enumerate(requests)]
+    requests = [request([*each.blocks, 10_000 + i], last=1) for i, each in enumerate(requests)]
     curve = miss_ratio_curve(requests, BLOCK_SIZE)
     size = max(size, *(len(each.blocks) for each in requests))
     assert curve.hit_blocks(size) * BLOCK_SIZE == ideal_hit_tokens(requests, size)
