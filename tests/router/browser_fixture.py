@@ -1,6 +1,7 @@
 """Pages of a router in headless Chromium, for tests."""
 
 import contextlib
+import re
 import shutil
 from collections.abc import AsyncIterator
 
@@ -39,8 +40,8 @@ class UiPage:
         page.on("console", self._note)
         page.on("request", lambda request: self.asked.append(request.url))
 
-    async def shows(self, selector: str, text: str) -> None:
-        """Waits until an element that `selector` finds shows `text`."""
+    async def shows(self, selector: str, text: str | re.Pattern[str]) -> None:
+        """Waits until an element that `selector` finds shows `text`, or what is like it."""
         await self.page.locator(selector).filter(has_text=text).first.wait_for(state="visible")
 
     async def rows(self, table: str) -> list[str]:

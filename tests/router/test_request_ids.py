@@ -16,7 +16,7 @@ def logging(monkeypatch):
 
 
 async def test_the_clients_id_is_in_every_log_line_of_its_request(logging, tmp_path):
-    async with logged_fleet(tmp_path, connect_timeout=0.5, node_silence=30) as fleet:
+    async with logged_fleet(tmp_path, connect_timeout=2, node_silence=30) as fleet:
         http, nodes = fleet.router.http, fleet.nodes
 
         async def ask(name, **fields):

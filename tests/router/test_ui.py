@@ -1,6 +1,6 @@
 """The router's page, in a real browser: what it shows, of whatever fleet."""
 
-import asyncio
+import re
 
 import pytest
 
@@ -119,8 +119,7 @@ async def test_a_router_that_is_away_is_said_to_be_and_the_page_goes_on(browser)
         await page.page.route("**/ui/state", lambda route: route.abort())
         await page.shows("#status", "no answer, last seen")
         assert await page.page.locator("body.stale").count() == 1
-        await asyncio.sleep(1.1)
-        await page.shows("#status", "2 s ago")
+        await page.shows("#status", re.compile(r"last seen ([2-9]|\d\d) s ago"))
         await page.page.unroute("**/ui/state")
         await page.shows("#status", "live")
         assert await page.page.locator("body.stale").count() == 0

@@ -28,6 +28,7 @@ def nodes(tmp_path_factory):
 async def test_under_load_and_when_a_node_is_killed(browser, nodes):
     addresses = [node.address for node in nodes.values()]
     router = await RouterProcess("router", addresses, node_silence=1.0).start()
+    loading = asyncio.create_task(asyncio.sleep(0))
     try:
         await until(lambda: router.up("node-0", "node-1"))
         async with ui_page(browser, str(router.http.base_url).rstrip("/")) as page:
@@ -44,9 +45,10 @@ async def test_under_load_and_when_a_node_is_killed(browser, nodes):
             await page.shows("#nodes tbody tr:first-child .pill", "down")
             await page.shows(".tile", "1 of 2")
             await page.shows("#memory-note", "64 blocks")
-            loading.cancel()
             assert page.complaints == []
     finally:
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
         await router.stop()
 
 
