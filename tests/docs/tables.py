@@ -19,6 +19,7 @@ QUICK = {
     ),
     "kvmesh bench ttft": "kvmesh bench ttft --repetitions 1",
     "kvmesh bench memory": "kvmesh bench memory --requests 50",
+    "kvmesh bench memory --requests 300": "kvmesh bench memory --requests 50",
     "kvmesh bench routing": "kvmesh bench routing --trace trace.jsonl --requests 20",
     # The fleet at the default addresses, which may be somebody else's here.
     "kvmesh health": "kvmesh health 127.0.0.1:50051",

@@ -1,6 +1,7 @@
 """Every command in README and guide works as it stands."""
 
 import shlex
+from itertools import groupby
 
 import pytest
 
@@ -22,6 +23,8 @@ pytestmark = pytest.mark.timeout(300)
 COMMANDS = each_once(each for path in english_documents() for each in read_commands(path))
 TYPED = [each for each in COMMANDS if in_a_line(each.text) in INTERACTIVE]
 RUN = [each for each in COMMANDS if in_a_line(each.text) not in {**ELSEWHERE, **INTERACTIVE}]
+CHAPTERS = {file: list(each) for file, each in groupby(RUN, lambda command: command.file)}
+ALONE = CHAPTERS.pop("README.md")
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +33,19 @@ def reader(tmp_path_factory):
         yield Reader(fleet, tmp_path_factory.mktemp("repository"))
 
 
-@pytest.mark.parametrize("command", RUN, ids=str)
-def test_a_command_works(reader, command):
+@pytest.mark.parametrize("command", ALONE, ids=str)
+def test_a_command_of_the_readme_works(reader, command):
+    run(reader, command)
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_the_commands_of_a_chapter_work_in_order(reader, chapter):
+    """One may need what another has left."""
+    for command in CHAPTERS[chapter]:
+        run(reader, command)
+
+
+def run(reader, command):
     poll(reader.fleet.all_up, 60)  # a command before may have killed a node
     quick = QUICK.get(in_a_line(command.text))
     reader.run(command if quick is None else Command(quick, command.file, "sh"))
@@ -60,3 +74,17 @@ def test_what_runs_elsewhere_is_there(command):
 def test_tables_name_commands_that_are_there():
     known = {in_a_line(each.text) for each in COMMANDS if each.language == "sh"}
     assert [name for table in ALSO_IN_TABLES for name in table if name not in known] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("kvmesh generate --wings 2 hello", "sh"),
+        ("kvmesh bench wings", "sh"),  # 2 is also what a wrong flag exits with
+        ("curl -s http://127.0.0.1:8000/nothing | cat", "sh"),
+        ("from kvmesh.client import Wings", "python"),
+    ],
+)
+def test_a_command_that_fails_is_noticed(reader, text, language):
+    with pytest.raises(AssertionError, match=text.split()[0]):
+        reader.run(Command(text, "a document", language))
