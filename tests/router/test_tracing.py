@@ -94,6 +94,21 @@ async def test_each_attempt_is_a_span_and_what_failed_says_so():
         assert failed.trace_id.hex() != TRACE  # a trace of its own: the client sent none
 
 
+async def test_a_client_that_does_not_sample_is_followed_and_its_trace_goes_on():
+    async with (
+        collector() as told,
+        running_fleet(StubNode(), otlp_traces_endpoint=told.endpoint) as fleet,
+    ):
+        unsampled = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
+        await answer(fleet, request("hello", 2), metadata=tuple(unsampled.items()))
+        await answer(fleet, request("hello", 2), metadata=tuple(W3C.items()))
+        await eventually(lambda: told.named("request"), 10)
+        assert len(told.named("request")) == 1
+        first, _ = (each["traceparent"] for each in fleet.nodes[0].metadata)
+        assert first.startswith(f"00-{TRACE}-")
+        assert first.endswith("-00")
+
+
 async def test_a_collector_that_is_away_costs_no_request_anything():
     endpoint = "http://127.0.0.1:1"
     async with running_fleet(StubNode(), otlp_traces_endpoint=endpoint) as fleet:
