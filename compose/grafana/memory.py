@@ -43,7 +43,7 @@ def short() -> Panels:
             "Preemptions in ten minutes",
             "Samples that lost their blocks. Over 10: see Preempting in docs/runbook.md.",
             Short,
-            "sum(increase(kvmesh_num_preemptions_total[10m]))",
+            total(of_nodes("increase(kvmesh_num_preemptions_total[10m])")),
             ((None, GREEN), (10, ORANGE), (100, RED)),
             width=6,
         ),
@@ -52,7 +52,7 @@ def short() -> Panels:
             "Steps that computed nothing although requests waited: a fault, see NoProgress in"
             " docs/runbook.md.",
             Short,
-            "sum(increase(kvmesh_steps_without_progress_total[10m]))",
+            total(of_nodes("increase(kvmesh_steps_without_progress_total[10m])")),
             NONE_IS_GOOD,
             width=6,
         ),

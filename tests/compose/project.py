@@ -40,6 +40,7 @@ class Project:
         self.http_url = f"{'http' if tls is None else 'https'}://127.0.0.1:{ports['HTTP']}"
         self.grpc_target = f"127.0.0.1:{ports['GRPC']}"
         self.prometheus_url = f"http://127.0.0.1:{ports['PROMETHEUS']}"
+        self.grafana_url = f"http://127.0.0.1:{ports['GRAFANA']}"
         self._files = [] if variant is None else with_variant(variant)
         self._services = services
         self._nodes = nodes

@@ -13,7 +13,8 @@ from tests.compose.asking import (
     indexed,
     scraped,
 )
-from tests.compose.project import START, Project
+from tests.compose.project import START, WITHOUT, Project
+from tests.compose.test_dashboards import DASHBOARDS
 from tests.compose.test_rules import RULES
 from tests.e2e.serving import poll
 
@@ -91,6 +92,17 @@ def test_the_rules_are_loaded_and_alerts_reach_the_manager(project):
 
     assert sum(len(group["rules"]) for group in get("rules")["groups"]) == len(RULES)
     poll(lambda: len(get("alertmanagers")["activeAlertmanagers"]) == 1, 60)
+
+
+@pytest.mark.skipif("grafana" in WITHOUT, reason="Grafana's image cannot be had here")
+def test_grafana_shows_its_dashboards_to_everybody_and_asks_prometheus(project):
+    def get(path, **query):
+        return httpx.get(f"{project.grafana_url}/api/{path}", params=query, trust_env=False).json()
+
+    found = {each["uid"] for each in get("search", type="dash-db")}
+    assert found == {board["uid"] for board in DASHBOARDS.values()}
+    proxied = "datasources/proxy/uid/prometheus/api/v1/query"
+    poll(lambda: get(proxied, query="kvmesh_node_info")["data"]["result"], 60)
 
 
 def test_a_container_writes_nowhere_but_to_its_volume(project):
