@@ -162,23 +162,26 @@ def more_memory(node: Node) -> str:
     """The flag that gives the KV pool up to twice as much of what there is, as its size was given;
     where nothing is left, what makes do with less.
     """
-    flag, share = node.fact("pool_sized_by"), 1.0
-    if node.memory_limit and node.pool_bytes:
-        left = CROWDED * node.memory_limit - node.weight_bytes - node.beside
-        share = min(2.0, left / node.pool_bytes)
+    flag, growth = node.fact("pool_sized_by"), _growth(node)
+    if growth < MORE:
+        halves = BYTES.get(node.fact("kv_cache_dtype"), 1) > 1
+        return "--kv-cache-dtype fp8" if halves else "a node more"
     if flag == "gpu_memory_utilization":
-        return "--gpu-memory-utilization 0.95"
-    if share < MORE:
-        return (
-            "--kv-cache-dtype fp8"
-            if BYTES.get(node.fact("kv_cache_dtype"), 1) > 1
-            else "a node more"
-        )
+        return f"--gpu-memory-utilization {CROWDED:g}"
     if flag == "num_blocks":
-        return f"--num-blocks {int(share * node.blocks) + 1}"
+        return f"--num-blocks {int(growth * node.blocks) + 1}"
     if flag == "kv_cache_ram_share":
-        return f"--kv-cache-ram-share {share * node.pool_bytes / node.memory_limit:.2f}"
-    return f"--kv-cache-bytes {_round(share * node.pool_bytes)}"
+        return f"--kv-cache-ram-share {growth * node.pool_bytes / node.memory_limit:.2f}"
+    return f"--kv-cache-bytes {_round(growth * node.pool_bytes)}"
+
+
+def _growth(node: Node) -> float:
+    """How many times as large the KV pool can be, at most twice."""
+    if not node.memory_limit or not node.pool_bytes:
+        return 1.0
+    memory = node.gpu_bytes or node.memory_limit
+    left = CROWDED * memory - node.weight_bytes - node.beside
+    return min(2.0, left / node.pool_bytes)
 
 
 def _finding(

@@ -64,6 +64,11 @@ class Node:
         return int(self.read.total("kvmesh_model_weights_bytes"))
 
     @property
+    def gpu_bytes(self) -> int:
+        """Of the whole card; 0 where nobody tells."""
+        return int(self.read.total("kvmesh_gpu_memory_total_bytes"))
+
+    @property
     def memory_limit(self) -> int:
         return int(self.read.total("kvmesh_memory_limit_bytes"))
 
