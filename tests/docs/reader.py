@@ -10,7 +10,7 @@ from tests.docs.commands import ROOT, Command
 from tests.docs.tables import ALSO_GOOD
 from tests.e2e.serving import Serving
 
-LONGEST = 100.0  # seconds of a command
+LONGEST = 150.0  # seconds of a command, on a busy machine
 
 SYSTEM = "You are the keeper of a lighthouse. You answer in one sentence. " * 4
 TRACE = '{"timestamp": %d, "input_length": 1024, "output_length": 8, "hash_ids": [0, %d]}\n'

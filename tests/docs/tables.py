@@ -11,7 +11,7 @@ SHORT = "tests/bench/test_bench_commands.py"
 
 QUICK = {
     # Less of the same, run here.
-    "make demo": "kvmesh demo",
+    "make demo": "grep -q '(BIN)/kvmesh demo' Makefile && kvmesh demo",
     "make load-test": "make -o install load-test ARGS='--target 127.0.0.1:50051 --requests 4'",
     "kvmesh load --target http://127.0.0.1:8000 --fleet 127.0.0.1:50051 --workload chat --rate 2": (
         "kvmesh load --target http://127.0.0.1:8000 --fleet 127.0.0.1:50051 --workload chat"
@@ -73,16 +73,16 @@ ELSEWHERE = {
         Place("tests/compose/test_variants.py", 'Project("tls"'),
     ],
     "grpcurl -plaintext 127.0.0.1:50051 list": [
-        Place("tests/router/test_fleet_service.py", "reflection"),
+        Place("tests/router/test_fleet_service.py", "def test_reflection_tells"),
     ],
     "kvmesh bench prefix": [Place(CI, "bench all --quick"), Place(SUITE, 'Part("prefix"')],
     "kvmesh bench prefix --trace FILE": [
         Place(CI, "bench all --quick"),
-        Place("tests/bench/test_load_prefix.py", "trace"),
+        Place("tests/bench/test_load_prefix.py", "def test_routing_is_compared"),
     ],
     "kvmesh bench baselines": [Place(CI, "bench all --quick"), Place(SUITE, 'Part("baselines"')],
     "kvmesh bench paging": [Place(CI, "bench all --quick"), Place(SUITE, 'Part("paging"')],
-    "kvmesh bench engine": [Place("tests/bench/test_engine.py", "measure")],
+    "kvmesh bench engine": [Place("tests/bench/test_engine.py", "def test_every_measure_is_taken")],
     "kvmesh bench scrape": [Place(SHORT, '"scrape"')],
     "kvmesh bench step": [Place(SHORT, '"step"')],
     "kvmesh bench kernels": [Place(SHORT, '"kernels"')],
