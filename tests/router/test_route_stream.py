@@ -127,8 +127,10 @@ async def test_a_message_that_is_none_ends_the_stream_and_what_waits(key_file, m
             request_serializer=bytes_of,
             response_deserializer=pb.RouteReplies.FromString,
         )()
-        await call.write(pb.RouteOrders(orders=[order(1, *BIG), order(2, *BIG)]))
+        await call.write(pb.RouteOrders(orders=[order(1, *BIG)]))
         assert [each.id for each in (await call.read()).replies] == [1]
+        await call.write(pb.RouteOrders(orders=[order(2, *BIG)]))
+        await eventually(lambda: fleet.app.admission.in_flight == 2)
         await call.write(message)
         assert await call.code() == Code.INVALID_ARGUMENT
         assert (await call.details()).startswith(f"{field}: ")
