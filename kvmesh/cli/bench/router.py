@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def router(
-    quick: Annotated[bool, typer.Option(help="Fewer rounds: half a minute.")] = False,
+    quick: Annotated[bool, typer.Option(help="Fewer rounds: a minute.")] = False,
     as_json: Json = False,
 ) -> None:
     """CPU time of the router for a decision, a streamed message, a request and a lease.
