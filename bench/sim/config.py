@@ -45,7 +45,7 @@ class SimConfig:
     policy: tuple[str, ...] = ("prefix-aware", "least-loaded", "round-robin")
     rate: float | None = None  # None: what keeps the nodes half busy
     length_scale: float = 1.0
-    profile: str = "accelerator"
+    profile: str = "cpu"
     blocks: int = 2000
     block_size: int = 512
     max_num_seqs: int = 256

@@ -12,7 +12,7 @@ from cache_node.config import DEFAULT_MODEL
 from cache_node.model.source import find_model
 
 NODES = 2  # at once, as `kvmesh serve` has them
-ROUNDS = 3
+ROUNDS = 2
 PATH = 0.004
 """Seconds that router, gRPC and client add to a request. See docs/benchmarks/sim.md."""
 
@@ -26,7 +26,7 @@ def fit_profile(directory: Path) -> Profile:
     samples = fastest(measure_steps(directory, NODES, ROUNDS))
     model = fit_steps(samples)
     about = {
-        "measured": f"{len(samples)} kinds of steps, the fastest of each in {ROUNDS} rounds",
+        "measured": f"CPU time of {len(samples)} kinds of steps, least of {ROUNDS * NODES}",
         "error": f"{fit_error(model, samples):.1%} in the median",
         "model": DEFAULT_MODEL,
         "nodes": f"{NODES} at once, one compute thread each",

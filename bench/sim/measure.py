@@ -38,8 +38,9 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True)
 class TimedSteps:
-    """Runs plans on another executor. A step lasts from the end of the one before, so that what the
-    engine does around the model is part of it.
+    """Runs plans on another executor. A step is the CPU time of the engine's thread since the end
+    of the one before: with one compute thread that is all of it, what the engine does around the
+    model too, and nothing of what else runs on the machine.
     """
 
     executor: Executor
@@ -47,15 +48,11 @@ class TimedSteps:
     _ended: float | None = None
 
     def run(self, plan: StepPlan) -> Sequence[RowResult]:
-        began = time.perf_counter() if self._ended is None else self._ended
+        began = time.thread_time() if self._ended is None else self._ended
         results = self.executor.run(plan)
-        self._ended = time.perf_counter()
+        self._ended = time.thread_time()
         self.samples.append(Sample(shape_of(plan.rows), self._ended - began))
         return results
-
-    def pause(self) -> None:
-        """Nothing runs now: the next step begins when it begins."""
-        self._ended = None
 
 
 def measure_steps(directory: Path, nodes: int, rounds: int) -> list[Sample]:
@@ -85,7 +82,6 @@ def _measure(directory: Path, rounds: int, seed: int) -> list[Sample]:
         timed.samples.clear()
         for _ in range(rounds):
             for requests, length in draw.sample(BATCHES, k=len(BATCHES)):
-                timed.pause()
                 prompts = [random_prompt(draw, length) for _ in range(requests)]
                 engine.complete(prompts, OUTPUT)
     return timed.samples

@@ -102,7 +102,7 @@ class SimNode:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._catch_up()
+        self._book(bisect_right(self._ends, self._loop.time()))
         self.preemptions += self.scheduler.counters.preemptions
         callers, self._callers = self._callers, {}
         for caller in callers.values():
@@ -207,7 +207,7 @@ class SimNode:
         self._timer = self._loop.call_at(self._ends[-1], self._passed)
 
     def _passed(self) -> None:
-        self._catch_up()
+        self._book(len(self._ends))
         self._changed()
         self._next()
 
@@ -218,10 +218,9 @@ class SimNode:
         del self._ends[bisect_right(self._ends, self._loop.time()) + 1 :]
         self._timer = self._loop.call_at(self._ends[-1], self._passed)
 
-    def _catch_up(self) -> None:
-        """Books the quiet steps that have ended."""
-        ended = bisect_right(self._ends, self._loop.time())
-        pass_quietly(self.scheduler, self.commitment, CHOICE, ended)
+    def _book(self, steps: int) -> None:
+        """So many of the quiet steps have ended."""
+        pass_quietly(self.scheduler, self.commitment, CHOICE, steps)
         self._ends = []
 
     def _changed(self) -> None:

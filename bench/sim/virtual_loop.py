@@ -3,6 +3,7 @@
 import asyncio
 import selectors
 from collections.abc import Mapping
+from math import ulp
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._virtual_now = 0.0
         super().__init__(_NothingToSelect(self))
+        self._clock_resolution = ulp(0.0)
 
     def time(self) -> float:
         return self._virtual_now
@@ -29,6 +31,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             raise RuntimeError("everything waits, and nothing is due any more")
         if timeout > 0:
             self._virtual_now = max(self._virtual_now, self._next_due())
+            # What counts as due together with a timer: nothing that is any later.
+            self._clock_resolution = ulp(self._virtual_now)
 
     def _next_due(self) -> float:
         """To the bit what the timer was set to: a sum with `timeout` would be rounded."""

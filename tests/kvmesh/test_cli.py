@@ -50,6 +50,7 @@ def test_the_commands_are_these():
         "bench router",
         "bench routing",
         "bench scrape",
+        "bench sim",
         "bench soak",
         "bench step",
         "bench ttft",

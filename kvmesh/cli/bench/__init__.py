@@ -16,6 +16,7 @@ from kvmesh.cli.bench import (
     router,
     routing,
     scrape,
+    sim,
     soak,
     step,
     suite,
@@ -46,6 +47,7 @@ app.command("quant")(quant.quant)
 app.command("router")(router.router)
 app.command("routing")(routing.routing)
 app.command("scrape")(scrape.scrape)
+app.command("sim")(sim.sim)
 app.command("step")(step.step)
 app.command("soak")(soak.soak)
 app.command("failover")(failover.failover)
