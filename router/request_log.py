@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from kvmesh.errors import Code, RequestError
+from kvmesh.printable import printable
 from kvmesh.v1 import generate_pb2 as pb
 from router.metadata import Pair
 from router.trace import UNTRACED, Trace
@@ -61,11 +62,12 @@ class RequestLog:
         self, endpoint: str, request: pb.GenerateRequest, tenant: str, _client: Iterable[Pair] = ()
     ) -> Iterator[Entry]:
         """`_client`: its metadata."""
-        entry = Entry(endpoint, request.request_id[:LONGEST_ID], tenant, time.monotonic())
+        request_id = printable(request.request_id[:LONGEST_ID])  # it may be a wrong one
+        entry = Entry(endpoint, request_id, tenant, time.monotonic())
         try:
             yield entry
         except RequestError as error:
-            entry.code, entry.error = error.code, error.message[:LONGEST_ERROR]
+            entry.code, entry.error = error.code, printable(error.message[:LONGEST_ERROR])
             raise
         except (asyncio.CancelledError, GeneratorExit):
             entry.code = Code.CANCELLED

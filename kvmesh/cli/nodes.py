@@ -20,6 +20,7 @@ from kvmesh.cli.connection import (
 )
 from kvmesh.cli.errors import fail
 from kvmesh.cli.tables import console_for_tables
+from kvmesh.printable import printable
 
 if TYPE_CHECKING:
     from kvmesh.v1.fleet_pb2 import NodeStatus
@@ -75,10 +76,11 @@ def table(found: Sequence["NodeStatus"]) -> Table:
         made.add_column(column, justify="right")
     for node in found:
         fields = as_fields(node)
+        name, address = Text(printable(fields["node"])), Text(printable(fields["address"]))
         state = Text(fields["state"], style=STYLES.get(fields["state"], "red"))
-        made.add_row(fields["node"], fields["address"], state, *_cells(fields))
+        made.add_row(name, address, state, *_cells(fields))
         if fields["detail"]:
-            made.add_row("", Text(fields["detail"], style="dim"))
+            made.add_row("", Text(printable(fields["detail"]), style="dim"))
     return made
 
 

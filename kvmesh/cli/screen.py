@@ -12,6 +12,7 @@ from rich.status import Status
 from kvmesh import log
 from kvmesh.cli.child import Child, LogLine
 from kvmesh.cli.stages import Stages
+from kvmesh.printable import printable
 
 TAIL = 15  # lines that a quiet screen keeps of each process
 # Of a structured log line: shown in other ways, or not at all.
@@ -101,5 +102,5 @@ class Screen:
 
 def _human(fields: dict[str, Any]) -> str:
     shown = [f"{key}={value}" for key, value in fields.items() if key not in HIDDEN]
-    text = " ".join([str(fields.get("event", "")), *shown])
+    text = printable(" ".join([str(fields.get("event", "")), *shown]))
     return "\n".join([text, str(fields["exception"])]) if "exception" in fields else text

@@ -83,13 +83,14 @@ def _watch(overviews: "Overviews", console: "Console") -> None:
 
 def _view(overviews: "Overviews", width: int, height: int | None) -> "RenderableType":
     from kvmesh.cli.top_view import view
+    from kvmesh.printable import printable
 
     assert overviews.newest is not None
     if overviews.problem is None:
         status = Text("● live", style="green")
     else:
         age = f"● no answer, last seen {_age(overviews):.0f} s ago: {overviews.problem}"
-        status = Text(age, style="bold red")
+        status = Text(printable(age), style="bold red")
     return view(overviews.newest, status, width, height)
 
 

@@ -4,11 +4,12 @@ import re
 from collections.abc import Sequence
 from math import inf
 
-from rich.console import Group, RenderableType
+from rich.console import Group, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from kvmesh.cli.block_bar import AMOUNT, bar, blocks_of, total
+from kvmesh.printable import printable
 from kvmesh.v1.fleet_pb2 import EndedRequest, NodeHealth, NodeStatus, OverviewResponse
 
 STATES = {"up": "green", "draining": "yellow", "connecting": "yellow", "down": "red"}
@@ -35,7 +36,8 @@ def view(
 
 def _title(overview: OverviewResponse, status: Text) -> Text:
     about = (overview.model or "no model yet", overview.policy, overview.version)
-    title = Text.assemble(("kvmesh ", "bold"), status, (f"  {' · '.join(about)}", "dim"))
+    told = printable(" · ".join(about))
+    title = Text.assemble(("kvmesh ", "bold"), status, (f"  {told}", "dim"))
     title.no_wrap, title.overflow = True, "ellipsis"
     return title
 
@@ -107,8 +109,8 @@ def _node_cells(node: NodeStatus, width: int, room: int, swap: bool) -> list[Ren
     if node.breaker not in ("", "closed"):
         state.append(f" breaker {node.breaker}", style="yellow")
     if node.detail and width >= WIDE:
-        state.append(f" {node.detail[: width // 6]}", style="dim")
-    cells: list[RenderableType] = [Text(node.name or node.address), state]
+        state.append(f" {printable(node.detail[: width // 6])}", style="dim")
+    cells: list[RenderableType] = [Text(printable(node.name or node.address)), state]
     cells.append(Text("░" * room, style="dim") if gone else bar(blocks, room))
     if width >= MIDDLE:
         cells += [f"{amount:,}" for _, amount in blocks.parts()]
@@ -141,21 +143,24 @@ def _request_cells(request: EndedRequest) -> dict[str, tuple[int, Text]]:
     told = bool(summary.node)
     moved = told and bool(route.node) and summary.node != route.node
     ok = request.code == "OK"
-    cell = Text
     return {
-        "last requests": (0, cell(request.request_id or "–", overflow="ellipsis")),
-        "status": (0, cell(request.code, style="green" if ok else "red")),
-        "node": (0, cell(f"{route.node}→{summary.node}" if moved else route.node or "–")),
-        "why": (140, cell(request.error or route.reason, style="dim", overflow="ellipsis")),
-        "prompt": (0, cell(f"{route.prompt_tokens:,}" if route.node else "–")),
-        "cached": (0, cell(f"{found:,} {share(found, route.prompt_tokens)}" if told else "–")),
-        "predicted": (WIDE, cell(f"{route.predicted_cached_tokens:,}" if route.node else "–")),
-        "queue": (MIDDLE, cell(duration(route.queue_us + summary.queue_us))),
-        "prefill": (WIDE, cell(duration(summary.prefill_us))),
-        "first": (MIDDLE, cell(duration(request.ttft_us))),
-        "total": (0, cell(duration(request.total_us))),
-        "resumed": (WIDE, cell(str(request.resumes))),
+        "last requests": (0, _cell(request.request_id or "–", overflow="ellipsis")),
+        "status": (0, _cell(request.code, style="green" if ok else "red")),
+        "node": (0, _cell(f"{route.node}→{summary.node}" if moved else route.node or "–")),
+        "why": (140, _cell(request.error or route.reason, style="dim", overflow="ellipsis")),
+        "prompt": (0, _cell(f"{route.prompt_tokens:,}" if route.node else "–")),
+        "cached": (0, _cell(f"{found:,} {share(found, route.prompt_tokens)}" if told else "–")),
+        "predicted": (WIDE, _cell(f"{route.predicted_cached_tokens:,}" if route.node else "–")),
+        "queue": (MIDDLE, _cell(duration(route.queue_us + summary.queue_us))),
+        "prefill": (WIDE, _cell(duration(summary.prefill_us))),
+        "first": (MIDDLE, _cell(duration(request.ttft_us))),
+        "total": (0, _cell(duration(request.total_us))),
+        "resumed": (WIDE, _cell(str(request.resumes))),
     }
+
+
+def _cell(text: str, style: str = "", overflow: OverflowMethod | None = None) -> Text:
+    return Text(printable(text), style=style, overflow=overflow)
 
 
 def _health(node: NodeStatus) -> str:

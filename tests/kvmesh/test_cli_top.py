@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from kvmesh.cli.nodes import table
 from kvmesh.cli.top_view import view
 from kvmesh.v1 import fleet_pb2
 from tests.kvmesh.terminal import Terminal
@@ -120,3 +121,17 @@ def test_two_hundred_nodes_and_fifty_requests_fit_every_terminal(width, height):
     assert all(len(line) <= width for line in lines)
     assert any(line.startswith("node-150") for line in lines)
     assert any(line.startswith("… and ") for line in lines)
+
+
+def test_words_of_nodes_and_routers_steer_no_terminal():
+    hostile = "\x1b[2J\x1b]0;title\x07\r\n[/bold]\u202e"
+    node = fleet_pb2.NodeStatus(name=hostile, health=DOWN, detail=hostile)
+    ended = fleet_pb2.EndedRequest(request_id=hostile, code=hostile, error=hostile)
+    ended.route.node, ended.route.reason, ended.summary.node = hostile, hostile, hostile
+    overview = fleet_pb2.OverviewResponse(model=hostile, nodes=[node], requests=[ended])
+    console = Console(width=200, force_terminal=False)
+    with console.capture() as captured:
+        console.print(view(overview, Text("● live"), 200, None), table([node]))
+    shown = captured.get()
+    assert shown.count(r"\x1b[2J\x1b]0") >= 5
+    assert shown.replace("\n", "").isprintable()

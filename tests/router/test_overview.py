@@ -95,6 +95,15 @@ async def test_failures_are_there_with_what_was_wrong_and_no_prompt():
         assert secret.encode() not in reply.SerializeToString()
 
 
+async def test_what_a_client_writes_steers_no_terminal():
+    hostile = "\x1b]0;title\x07\x1b[2Jred\r\n\u202edone"
+    async with running_fleet(StubNode()) as fleet:
+        call = fleet.inference.Generate(pb.GenerateRequest(text="abc", request_id=hostile))
+        assert (await call.code()) is grpc.StatusCode.INVALID_ARGUMENT
+        (told,) = (await overview(fleet)).requests
+        assert told.request_id == r"\x1b]0;title\x07\x1b[2Jred\r\n\u202edone"
+
+
 def test_the_last_requests_are_kept_and_what_a_client_makes_long_is_cut():
     kept = RequestLog(enabled=False)
     for place in range(KEPT + 10):
