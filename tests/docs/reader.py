@@ -39,6 +39,7 @@ class Reader:
             "CURL_HOME": str(self.place / "home"),
             "KVMESH_ROUTER": self.fleet.grpc_target,
             "COLUMNS": "160",
+            "OMP_NUM_THREADS": "1",  # threads that wait for work would take it from the fleet
         }
 
     def here(self, text: str) -> str:
