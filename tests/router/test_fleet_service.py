@@ -85,4 +85,4 @@ async def test_reflection_tells_the_whole_contract():
 
         services, methods = await asyncio.to_thread(ask)
         assert {"kvmesh.v1.Inference", "kvmesh.v1.Fleet", "grpc.health.v1.Health"} <= set(services)
-        assert methods == ["Generate", "Route", "Tokenize", "Detokenize"]
+        assert methods == ["Generate", "Route", "RouteStream", "Tokenize", "Detokenize"]
