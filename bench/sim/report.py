@@ -17,6 +17,8 @@ APPROXIMATED = (
     "step times are a sum of the profile's constants, no token is computed",
     "steps that only add a token to each request are booked together, and reported as one",
     "one router, whose own work takes no time but the profile's path",
+    "that router may have 64 requests a node in flight, if its default is less",
+    "prompts of any length: no model's context bounds them",
     "states come without streams: no heartbeat, no silence; a crash is seen at once",
     "no deadlines and timeouts but the queue's; a stream that lost its node waits for another",
     "no swap space: what is preempted is computed again",

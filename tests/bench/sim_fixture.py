@@ -42,7 +42,10 @@ def write_trace(path, count=100):
 
 def simulated(trace, **fields):
     """The report of four nodes, as soon as it is asked for."""
-    config = SimConfig(trace=trace, **{"nodes": 4, "requests": 100, "blocks": 400, "profile": "accelerator", **fields})
+    config = SimConfig(
+        trace=trace,
+        **{"nodes": 4, "requests": 100, "blocks": 400, "profile": "accelerator", **fields},
+    )
     return run_simulation(config, lambda _policy: None)
 
 
