@@ -29,6 +29,7 @@ __all__ = ["Client", "Completion", "Event", "Generation", "RequestError", "make_
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 _OPTIONS = (("grpc.max_receive_message_length", 64 << 20),)
+LONGEST = 1e9  # seconds until a deadline that gRPC and Python can still count
 
 
 class Client:
@@ -56,7 +57,7 @@ class Client:
         self._direct = direct
         self._nodes: dict[str, grpc.Channel] = {}
         self._opening = threading.Lock()
-        self._timeout = timeout
+        self._timeout = _checked(timeout)
         self._who = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
         self._routes = RouteStreams(self._inference, self._who)
@@ -74,7 +75,7 @@ class Client:
     ) -> Generation:
         """Starts a request; see `make_request` for prompt and fields. Returns at once."""
         request = make_request(prompt, messages=messages, token_ids=token_ids, **fields)
-        deadline = self._timeout if timeout is None else timeout
+        deadline = self._timeout if timeout is None else _checked(timeout)
         sent = (*self._who, *metadata)
         if self._direct:
             streams = None if metadata else self._routes
@@ -184,6 +185,13 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _checked(timeout: float | None) -> float | None:
+    """Raises INVALID_ARGUMENT for what is no time. One that is over already is one."""
+    if timeout is not None and not timeout <= LONGEST:
+        raise invalid("timeout", f"must be at most {LONGEST:g} s, or None, is {timeout}")
+    return timeout
 
 
 class _errors:  # noqa: N801  # reads as a statement

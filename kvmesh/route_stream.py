@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from kvmesh.errors import Code, RequestError, from_proto, from_rpc_error, unavailable
@@ -49,11 +50,18 @@ class _Order:
             if self.route.set_running_or_notify_cancel():
                 self.route.set_result(reply.lease)
         else:
-            self.fail(from_proto(status_pb2.Status.FromString(reply.status)))
+            self.fail(_error_in(reply))
 
     def fail(self, error: Exception) -> None:
         if self.route.set_running_or_notify_cancel():
             self.route.set_exception(error)
+
+
+def _error_in(reply: pb.RouteReply) -> RequestError:
+    try:
+        return from_proto(status_pb2.Status.FromString(reply.status))
+    except (DecodeError, ValueError) as error:  # a code that there is not
+        return RequestError(Code.INTERNAL, f"the router's reply is none: {error}")
 
 
 class RouteStreams:

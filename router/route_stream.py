@@ -16,8 +16,8 @@ MAX_ORDERS, MAX_MESSAGE_BYTES = 64, 4 << 20
 """Of one message: everybody's streams wait for as long as it takes."""
 
 MAX_OWED = 1024
-"""Orders of a stream that have no answer yet; and answers that its client has not read, above which
-no more is read from it.
+"""Orders of a stream that have no answer yet, the most that a message can give up; and answers that
+its client has not read, above which no more is read from it.
 """
 OWED_RETRY = 1.0  # seconds
 
@@ -131,7 +131,10 @@ def _seconds(order: pb.RouteOrder) -> float | None:
     """Until the order's deadline."""
     if not order.HasField("timeout"):
         return None
-    return order.timeout.ToTimedelta().total_seconds() or None
+    try:
+        return order.timeout.ToTimedelta().total_seconds() or None
+    except (ValueError, OverflowError) as error:
+        raise invalid("timeout", f"is no time in seconds: {error}") from error
 
 
 def _orders(raw: bytes) -> pb.RouteOrders:
@@ -139,4 +142,7 @@ def _orders(raw: bytes) -> pb.RouteOrders:
     if len(message.orders) > MAX_ORDERS:
         count = len(message.orders)
         raise invalid("orders", f"must be at most {MAX_ORDERS} in a message, are {count}")
+    if len(message.given_up) > MAX_OWED:
+        count = len(message.given_up)
+        raise invalid("given_up", f"must be at most {MAX_OWED} in a message, are {count}")
     return message

@@ -136,7 +136,9 @@ class RouteOrders(_message.Message):
 
     @_builtins.property
     def given_up(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Ids of orders that the client waits for no longer. Each gets the answer that was already on its way, or none."""
+        """Ids of orders that the client waits for no longer. Each gets the answer that was already on its way, or none.
+        At most 1,024.
+        """
 
     def __init__(
         self,

@@ -111,6 +111,15 @@ def test_a_request_is_checked_before_it_is_sent():
     assert list(make_request("a", stop="x").sampling.stop) == ["x"]
 
 
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), 1e300])
+def test_what_is_no_time_is_no_deadline(timeout):
+    client = Client("127.0.0.1:1", direct=True)
+    with client, pytest.raises(RequestError, match="timeout: must be at most"):
+        client.generate("abc", timeout=timeout)
+    with pytest.raises(RequestError, match="timeout: must be at most"):
+        Client("127.0.0.1:1", timeout=timeout)
+
+
 @pytest.mark.parametrize("ttl", [float("nan"), float("inf"), 1e30, -1.0])
 async def test_a_pin_for_no_time_is_refused(fleet, ttl):
     prefix = make_request("a" * 64)

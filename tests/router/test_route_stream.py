@@ -98,13 +98,16 @@ async def test_what_fails_fails_alone_with_its_details(key_file):
     async with running(key_file, max_request_bytes=1000, max_in_flight=2) as fleet:
         client = Stream(fleet)
         [first] = await client.ask(order(1, "abc", 1))
+        late = pb.RouteOrder(id=7)
+        late.timeout.seconds = 1 << 60
         wrong = await client.ask(
             pb.RouteOrder(id=2, request=b"\xff\xff"),
             order(3, "abc", priority=1000),
             order(4, "x" * 1001),
+            late,
         )
-        assert [each.code for each in wrong] == 3 * [Code.INVALID_ARGUMENT]
-        assert [each.field for each in wrong] == ["request", "priority", "request"]
+        assert [each.code for each in wrong] == 4 * [Code.INVALID_ARGUMENT]
+        assert [each.field for each in wrong] == ["request", "priority", "request", "timeout"]
         [second], [refused] = [await client.ask(order(each, "abc", 1)) for each in (5, 6)]
         assert (refused.code, refused.retry_after) == (Code.RESOURCE_EXHAUSTED, 1.0)
         assert [text_of(await stream(each)) for each in (first, second)] == ["a", "a"]
@@ -115,10 +118,11 @@ async def test_what_fails_fails_alone_with_its_details(key_file):
     ("message", "field"),
     [
         (pb.RouteOrders(orders=[pb.RouteOrder(id=each) for each in range(65)]), "orders"),
+        (pb.RouteOrders(given_up=range(1025)), "given_up"),
         (b"\xff\xff", "request"),
         (pb.RouteOrders(orders=[pb.RouteOrder(request=bytes(4 << 20))]), "orders"),
     ],
-    ids=["too many", "malformed", "too long"],
+    ids=["too many", "too many given up", "malformed", "too long"],
 )
 async def test_a_message_that_is_none_ends_the_stream_and_what_waits(key_file, message, field):
     async with running(key_file) as fleet:

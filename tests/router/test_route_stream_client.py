@@ -182,3 +182,23 @@ async def test_a_client_that_is_not_known_is_told_so(options, tmp_path):
                 with pytest.raises(RequestError) as caught:
                     await asyncio.to_thread(completed, client)
                 assert caught.value.code == Code.UNAUTHENTICATED
+
+
+async def test_a_reply_that_is_none_fails_alone(options, streams, monkeypatch):
+    send = RouteStream._send
+
+    def garbled(self, message):
+        for reply in message.replies:
+            if reply.status:
+                reply.status = b"\xff"
+        send(self, message)
+
+    monkeypatch.setattr(RouteStream, "_send", garbled)
+    async with running_fleet(node(), **options) as fleet:
+        with client_of(fleet) as client:
+            with pytest.raises(RequestError) as caught:
+                await asyncio.to_thread(completed, client, priority=1000)
+            assert caught.value.code == Code.INTERNAL
+            assert await asyncio.to_thread(completed, client) == "abca"
+            assert len(streams) == 1
+        await eventually(lambda: fleet.idle)
