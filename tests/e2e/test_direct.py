@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -43,6 +44,22 @@ def test_a_direct_stream_says_what_the_routers_does(serving, files):
     assert (done.text, done.finish_reason) == (expected.text, expected.finish_reason)
     assert done.usage.completion_tokens == 24
     assert done.usage.cached.gpu > 0
+
+
+def test_requests_side_by_side_share_the_stream_of_leases(serving, files):
+    """One that is wrong ends no other."""
+    with Client(serving.grpc_target, tls=files, direct=True) as client:
+
+        def one(temperature):
+            try:
+                return client.generate(STORY, max_tokens=4, temperature=temperature).result().text
+            except RequestError as error:
+                return error.field
+
+        with ThreadPoolExecutor(16) as threads:
+            texts = list(threads.map(one, [0, 0, 0, -1] * 6))
+        expected = one(0)
+    assert texts == [expected, expected, expected, "temperature"] * 6
 
 
 def test_r13_a_direct_stream_goes_on_when_its_node_is_killed(serving, files):
