@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from bench.sim.config import SimConfig
 from kvmesh.cli.errors import fail
+from kvmesh.cli.tables import console_for_tables
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,35 +56,27 @@ def sim(config: SimConfig) -> None:
         _tell(report)
 
 
-def _tell(report: dict[str, Any]) -> None:
-    from kvmesh.cli.bench.report import Report, show
+COLUMNS = ("TTFT p50", "p95", "p99", "good", "failed", "preempted", "max ÷ mean")
 
+
+def _tell(report: dict[str, Any]) -> None:
     config, about = report["config"], report["profile"]["about"]
     size = f"{config['blocks']} blocks of {config['block_size']} tokens"
-    show(
-        Report(
-            title=f"{config['requests']} requests on {config['nodes']} nodes of {size}",
-            columns=(
-                "",
-                "hit",
-                "TTFT p50",
-                "p95",
-                "p99",
-                "good",
-                "failed",
-                "preempted",
-                "max ÷ mean",
-            ),
-            rows=[_row(each) for each in report["policies"]],
-            data=report,
-            notes=[
-                _asked(report),
-                "Seconds. Max ÷ mean: prompt tokens that nodes computed.",
-                f"Step times: {'; '.join(f'{name}: {text}' for name, text in about.items())}",
-                f"Approximated: {'. '.join(report['approximated'])}.",
-            ],
-        )
-    )
+    title = f"{config['requests']} requests on {config['nodes']} nodes of {size}"
+    table = Table("", title=title)
+    for column in ("hit", *COLUMNS):
+        table.add_column(column, justify="right")
+    for each in report["policies"]:
+        table.add_row(*_row(each))
+    console = console_for_tables()
+    console.print(table)
+    for note in (
+        _asked(report),
+        "Seconds. Max ÷ mean: prompt tokens that nodes computed.",
+        f"Step times: {'; '.join(f'{name}: {text}' for name, text in about.items())}",
+        f"Approximated: {'. '.join(report['approximated'])}.",
+    ):
+        console.print(escape(note))
 
 
 def _asked(report: dict[str, Any]) -> str:
