@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from bench.figures import Goal, Spread
 from bench.prometheus import PrometheusServer
@@ -17,17 +18,28 @@ from kvmesh.client import Client
 from kvmesh.errors import RequestError
 
 STREAMS, PROMPT, OUTPUT = 4, 64, 16
-SCRAPED, FROZEN, DEAD, BACK = "scraped", "frozen", "dead", "coming back"
-LONGER = 1.1  # the median time of a request during an outage over that of before and after
+FROZEN, DEAD = "frozen", "dead"
+BACK, ANSWERS = 60.0, 120.0  # seconds at most: a busy machine is slow
+LONGER = 1.1  # the median time of a request during an outage over that of just before and after
+
+
+class Moment(NamedTuple):
+    """When a request began: around which outage, and whether Prometheus was away or scraping."""
+
+    outage: str
+    away: bool
+
+
+OTHER = Moment("", away=False)  # it starts
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that began in `phase`; times are seconds, None where it failed."""
+    """An answer. Times are seconds."""
 
-    phase: str
-    first: float | None
-    whole: float | None
+    began: Moment
+    first: float
+    whole: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +48,23 @@ class OutageResult:
     asked: Sequence[Asked]
     problems: Sequence[str]  # what failed requests said
 
-    @property
-    def failed(self) -> int:
-        return len(self.problems)
+    def first(self, moment: Moment) -> Spread:
+        """Seconds to the first token."""
+        return Spread.of(each.first for each in self.asked if each.began == moment)
 
-    def first(self, phase: str) -> Spread:
-        return Spread.of(e.first for e in self.asked if e.phase == phase and e.first is not None)
+    def whole(self, moment: Moment) -> Spread:
+        """Seconds to the last."""
+        return Spread.of(each.whole for each in self.asked if each.began == moment)
 
-    def whole(self, phase: str) -> Spread:
-        return Spread.of(e.whole for e in self.asked if e.phase == phase and e.whole is not None)
-
-    def longer(self, phase: str) -> float:
-        """A request's median time, over that while it is scraped."""
-        return self.whole(phase).median / self.whole(SCRAPED).median
+    def longer(self, outage: str) -> float:
+        """By the medians of whole answers."""
+        away, scraped = Moment(outage, away=True), Moment(outage, away=False)
+        return self.whole(away).median / self.whole(scraped).median
 
     @property
     def goals(self) -> list[Goal]:
         return [
-            Goal("requests that failed", self.failed, 0),
+            Goal("requests that failed", len(self.problems), 0),
             Goal("time of a request while Prometheus is frozen", self.longer(FROZEN), LONGER),
             Goal("time of a request while Prometheus is dead", self.longer(DEAD), LONGER),
         ]
@@ -63,11 +74,11 @@ def measure_outage(
     target: str, processes: Mapping[str, Sequence[str]], seconds: float
 ) -> OutageResult:
     """Four streams at a time to the router at `target`, while a Prometheus of its own scrapes the
-    `processes`, host:port by job, every second; is frozen for `seconds`; scrapes again; is dead
-    for as long. What lies between is as long, half of it before the first and after the last.
+    `processes`, host:port by job, every second. It is frozen for `seconds`, then dead for as long;
+    around each outage it scrapes for as long too, half of it before and half after.
 
     Raises FileNotFoundError where no Prometheus is installed, RuntimeError when it does not scrape
-    again after an outage.
+    again after an outage, or when there are no answers.
     """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory()))
@@ -75,34 +86,36 @@ def measure_outage(
         stack.callback(prometheus.stop)
         prometheus.start()
         load = stack.enter_context(_Load(target))
-        load.settle()
-        _scraped(prometheus, load, seconds / 2)
-        prometheus.freeze()
-        load.go(FROZEN, seconds)
-        prometheus.thaw()
-        _scraped(prometheus, load, seconds)
-        prometheus.stop()
-        load.go(DEAD, seconds)
-        prometheus.start()
-        _scraped(prometheus, load, seconds / 2)
+        load.go(OTHER, 0)  # the first answers are slower
+        for outage, leave, come_back in (
+            (FROZEN, prometheus.freeze, prometheus.thaw),
+            (DEAD, prometheus.stop, prometheus.start),
+        ):
+            _until_it_scrapes(prometheus)
+            load.go(Moment(outage, away=False), seconds / 2)
+            leave()
+            load.go(Moment(outage, away=True), seconds)
+            load.began = OTHER
+            come_back()
+            _until_it_scrapes(prometheus)
+            load.go(Moment(outage, away=False), seconds / 2)
+            load.began = OTHER
     return OutageResult(seconds, load.asked, load.problems)
 
 
-def _scraped(prometheus: PrometheusServer, load: "_Load", seconds: float) -> None:
-    load.phase = BACK
-    end = time.monotonic() + seconds + 30
+def _until_it_scrapes(prometheus: PrometheusServer) -> None:
+    end = time.monotonic() + BACK
     while not prometheus.scrapes():
         if time.monotonic() > end:
-            raise RuntimeError("Prometheus does not scrape again")
+            raise RuntimeError(f"Prometheus does not scrape again within {BACK:g} s")
         time.sleep(0.1)
-    load.go(SCRAPED, seconds)
 
 
 class _Load:
     """A context manager: so many streams at a time, each the next when it has ended."""
 
     def __init__(self, target: str) -> None:
-        self.phase = ""
+        self.began = OTHER  # what requests of now begin in
         self.asked: list[Asked] = []
         self.problems: list[str] = []
         self._client = Client(target, timeout=120)
@@ -110,42 +123,36 @@ class _Load:
         self._threads = [threading.Thread(target=self._ask, args=(i,)) for i in range(STREAMS)]
 
     def __enter__(self) -> "_Load":
-        return self
-
-    def settle(self) -> None:
-        """Starts; returns once all has been computed once."""
         for thread in self._threads:
             thread.start()
-        while len(self.asked) < STREAMS and not self.problems:
-            time.sleep(0.01)
-
-    def go(self, phase: str, seconds: float) -> None:
-        """So long, and until each stream has ended a request of it."""
-        before, self.phase = len(self.asked), phase
-        time.sleep(seconds)
-        while sum(each.phase == phase for each in self.asked[before:]) < STREAMS:
-            time.sleep(0.01)
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
+            thread.join()
         self._client.close()
+
+    def go(self, moment: Moment, seconds: float) -> None:
+        """So long, and until as many requests of it were answered as there are streams. Raises
+        RuntimeError when they are not.
+        """
+        before, self.began = len(self.asked), moment
+        time.sleep(seconds)
+        end = time.monotonic() + ANSWERS
+        while sum(each.began == moment for each in self.asked[before:]) < STREAMS:
+            if time.monotonic() > end:
+                raise RuntimeError(f"no answers any more: {self.problems[-1:]}")
+            time.sleep(0.01)
 
     def _ask(self, seed: int) -> None:
         draw = random.Random(seed)
         while not self._stop.is_set():
-            phase = self.phase
+            began, tokens = self.began, random_prompt(draw, PROMPT)
             try:
-                answer = ask(
-                    self._client,
-                    token_ids=random_prompt(draw, PROMPT),
-                    max_tokens=OUTPUT,
-                    ignore_eos=True,
-                )
+                answer = ask(self._client, token_ids=tokens, max_tokens=OUTPUT, ignore_eos=True)
             except RequestError as error:
-                self.asked.append(Asked(phase, None, None))
-                self.problems.append(f"{phase}: {error}")
+                self.problems.append(f"Prometheus {began.outage}: {error}")
+                self._stop.wait(0.1)
             else:
-                self.asked.append(Asked(phase, answer.ttft, answer.seconds))
+                self.asked.append(Asked(began, answer.ttft, answer.seconds))

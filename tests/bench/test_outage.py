@@ -16,4 +16,4 @@ def test_no_request_fails_while_prometheus_is_frozen_or_dead(smollm2):
     assert result.exit_code in (0, MISSED), result.output
     told = json.loads(result.stdout)
     assert told["failed"] == 0
-    assert set(told["whole_s"]) == {"scraped", "frozen", "dead"}
+    assert {"frozen", "dead"} < set(told["whole_s"])

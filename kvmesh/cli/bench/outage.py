@@ -42,9 +42,14 @@ def outage(
 
 
 def _report(result: "OutageResult") -> Report:
-    from bench.outage import DEAD, FROZEN, SCRAPED
+    from bench.outage import DEAD, FROZEN, Moment
 
-    phases = {each: (result.first(each), result.whole(each)) for each in (SCRAPED, FROZEN, DEAD)}
+    names = {
+        Moment(outage, away): outage if away else f"scrapes, around {outage}"
+        for outage in (FROZEN, DEAD)
+        for away in (False, True)
+    }
+    times = {name: (result.first(each), result.whole(each)) for each, name in names.items()}
     return Report(
         title=f"Requests while Prometheus is away for {result.seconds:g} s",
         columns=("Prometheus", "requests", "first token ms", "whole ms", "most"),
@@ -52,17 +57,15 @@ def _report(result: "OutageResult") -> Report:
             [
                 name,
                 f"{len(whole.values)}",
-                f"{first.median * 1e3:.0f}",
-                f"{whole.median * 1e3:.0f}",
-                f"{whole.most * 1e3:.0f}",
+                *(f"{value * 1e3:.0f}" for value in (first.median, whole.median, whole.most)),
             ]
-            for name, (first, whole) in phases.items()
+            for name, (first, whole) in times.items()
         ],
         data={
             "seconds": result.seconds,
-            "failed": result.failed,
-            "whole_s": {name: whole.median for name, (_, whole) in phases.items()},
+            "failed": len(result.problems),
+            "whole_s": {name: whole.as_json() for name, (_, whole) in times.items()},
         },
         goals=result.goals,
-        notes=[*result.problems[:5]],
+        notes=result.problems[:5],
     )
