@@ -1,11 +1,9 @@
 """`kvmesh sim`: a fleet on a virtual clock."""
 
 import json
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import structlog
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -13,6 +11,7 @@ from rich.table import Table
 
 from bench.sim.config import SimConfig
 from kvmesh.cli.errors import fail
+from kvmesh.cli.hushed import hushed
 from kvmesh.cli.tables import console_for_tables
 
 if TYPE_CHECKING:
@@ -43,11 +42,10 @@ def sim(config: SimConfig) -> None:
         return
     from bench.sim.run import run_simulation
 
-    # Its parts would log what simulated nodes do.
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     console = Console(stderr=True, highlight=False)
     try:
-        report = run_simulation(config, lambda policy: console.print(f"simulating {policy}"))
+        with hushed():
+            report = run_simulation(config, lambda policy: console.print(f"simulating {policy}"))
     except (OSError, ValueError) as error:
         fail(str(error))
     if config.as_json:

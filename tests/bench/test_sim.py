@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from bench.load.config import LoadConfig
 from bench.sim.config import Failure, SimConfig
@@ -16,6 +17,7 @@ from bench.sim.simulate import simulate
 from bench.sim.step_model import Profile, profile_named
 from bench.sim.virtual_loop import VirtualLoop
 from bench.trace import read_any_trace
+from kvmesh.cli.main import app
 from tests.bench.sim_fixture import of_policy, simulated, write_trace
 
 ONE = ("prefix-aware",)
@@ -145,6 +147,17 @@ def test_a_full_fleet_refuses_and_says_so(trace):
     assert ours["failed"].keys() == {"RESOURCE_EXHAUSTED"}
     assert ours["answered"] + sum(ours["failed"].values()) == 100
     assert ours["goodput"]["share"] <= ours["answered"] / 100
+
+
+def test_the_command_prints_a_row_a_policy_and_what_is_approximated(trace):
+    arguments = ["sim", "--trace", str(trace), "--requests", "10", "--policy", "random"]
+    result = CliRunner().invoke(app, [*arguments, "--profile", "accelerator"])
+    assert result.exit_code == 0, result.output
+    assert "random" in result.output
+    assert "Approximated: " in result.output
+    refused = CliRunner().invoke(app, ["sim", "--requests", "10"])
+    assert refused.exit_code == 2
+    assert "--trace must be given" in refused.output
 
 
 @pytest.mark.parametrize(

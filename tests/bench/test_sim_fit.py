@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from dataclasses import astuple, replace
 
 import pytest
@@ -9,11 +10,13 @@ import pytest
 from bench.load.plan import make_plan
 from bench.sim.default_fit import slowed
 from bench.sim.fit import fastest, fit_error, fit_steps
-from bench.sim.measure import Sample
+from bench.sim.measure import Sample, TimedSteps
 from bench.sim.node import NodeSpec
 from bench.sim.simulate import SimFleet, simulate
 from bench.sim.step_model import Profile, Shape, StepModel, profile_named
 from bench.sim.validate import Real, loads, validate
+from bench.trivial_executor import TrivialExecutor
+from cache_node.step_plan import Row, StepPlan
 
 MODEL = StepModel(0.02, 5e-4, 1e-7, 2e-3, 4e-6)
 PROFILE = Profile(MODEL, 0.003, {"made": "up"})
@@ -58,6 +61,25 @@ def test_of_a_shape_the_fastest_counts():
 def test_too_few_steps_are_refused():
     with pytest.raises(ValueError, match="too few"):
         fit_steps(list(samples(3)))
+
+
+def test_a_step_is_the_cpu_time_since_the_one_before_and_no_waiting():
+    def work():
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+
+    timed = TimedSteps(TrivialExecutor())
+    prompt, decode = Row([5] * 10, 6, (1,)), Row([5], 16, (1, 2))
+    timed.run(StepPlan([prompt]))
+    work()
+    time.sleep(0.1)
+    timed.run(StepPlan([decode, prompt]))
+    assert [each.shape for each in timed.samples] == [
+        Shape(prefill_tokens=10, prefill_reads=115),
+        Shape(10, 115, decode_rows=1, decode_reads=17),
+    ]
+    assert 0.02 <= timed.samples[1].seconds < 0.1
 
 
 def test_a_profile_is_written_and_read(tmp_path):

@@ -1,14 +1,13 @@
 """`kvmesh bench sim`: what simulations of a fleet are worth."""
 
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import structlog
 import typer
 
 from kvmesh.cli.bench.report import Json, Report, tell
 from kvmesh.cli.errors import fail
+from kvmesh.cli.hushed import hushed
 
 if TYPE_CHECKING:
     from bench.load.config import LoadConfig
@@ -46,8 +45,8 @@ def sim(
     try:
         known = Profile.read(profile_named(profile))
         num_blocks, (fitted, predicted) = beside_own_fleet(measure)
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-        validation = validate(fitted, predicted, num_blocks, known)
+        with hushed():
+            validation = validate(fitted, predicted, num_blocks, known)
     except (OSError, ValueError) as error:
         fail(str(error))
     tell(_report(validation, requests, rate), as_json=as_json)
