@@ -11,6 +11,7 @@ from rich.text import Text
 
 from kvmesh.cli.connection import TlsCa, TlsCert, TlsKey
 from kvmesh.cli.tables import console_for_tables
+from kvmesh.printable import printable
 
 if TYPE_CHECKING:
     import ssl
@@ -97,13 +98,13 @@ def _context(tls_ca: TlsCa, tls_cert: TlsCert, tls_key: TlsKey) -> "ssl.SSLConte
 
 
 def _end_unread(message: str) -> NoReturn:
-    typer.secho(f"kvmesh: {message}", fg="red", err=True)
+    typer.secho(f"kvmesh: {printable(message)}", fg="red", err=True)
     raise typer.Exit(UNREAD)
 
 
 def _tell(found: "Sequence[Finding]", fleet: "Snapshot", *, as_json: bool) -> None:
     for problem in fleet.unread:
-        typer.secho(f"kvmesh: {problem}", fg="red", err=True)
+        typer.secho(f"kvmesh: {printable(problem)}", fg="red", err=True)
     if as_json:
         findings = [finding.as_json() for finding in found]
         typer.echo(json.dumps({"findings": findings, "unread": list(fleet.unread)}))
@@ -120,12 +121,15 @@ def _table(found: "Sequence[Finding]") -> Table:
         table.add_column(column)
     for finding in found:
         level = Text(finding.level.name.lower(), style=STYLES[finding.level.name])
-        told = Text.assemble(finding.finding, "\n", (finding.evidence, "dim"))
-        table.add_row(level, finding.where, finding.check, told, Text(finding.change, style="bold"))
+        where, words, evidence, change = map(
+            printable, (finding.where, finding.finding, finding.evidence, finding.change)
+        )
+        told = Text.assemble(words, "\n", (evidence, "dim"))
+        table.add_row(level, Text(where), finding.check, told, Text(change, style="bold"))
     return table
 
 
 def _line(finding: "Finding") -> str:
     change = f" -> {finding.change}" if finding.change else ""
     told = f"{finding.finding} ({finding.evidence}){change}"
-    return f"{finding.level.name.lower()}: {finding.where}: {finding.check}: {told}"
+    return printable(f"{finding.level.name.lower()}: {finding.where}: {finding.check}: {told}")

@@ -3,7 +3,6 @@
 import json
 import ssl
 import time
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
@@ -51,22 +50,21 @@ def _increase(now: float, before: float | None) -> float:
     return now if before is None or before > now else now - before
 
 
-def _query(url: str, at: float, context: ssl.SSLContext | None) -> Iterator[tuple[_Series, float]]:
+def _query(url: str, at: float, context: ssl.SSLContext | None) -> list[tuple[_Series, float]]:
     base = url if "://" in url else f"http://{url}"
     text = fetch(
         f"{base.rstrip('/')}/api/v1/query?{urlencode({'query': QUERY, 'time': f'{at:.3f}'})}",
         context,
     )
-    for sample in _samples(urlsplit(base).netloc, text):
-        labels = dict(sample["metric"])
-        name, instance = labels.pop("__name__"), labels.pop("instance", "")
-        labels.pop("job", None)
-        yield _Series(instance, name, tuple(sorted(labels.items()))), float(sample["value"][1])
-
-
-def _samples(address: str, text: str) -> list[dict[str, Any]]:
     try:
-        answer = json.loads(text)
-        return list(answer["data"]["result"])
-    except (ValueError, KeyError, TypeError) as error:
+        return [_read(sample) for sample in json.loads(text)["data"]["result"]]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        address = urlsplit(base).netloc
         raise UnreadableError(f"{address} does not answer as a Prometheus does") from error
+
+
+def _read(sample: dict[str, Any]) -> tuple[_Series, float]:
+    labels = {name: str(value) for name, value in sample["metric"].items()}
+    name, instance = labels.pop("__name__"), labels.pop("instance", "")
+    labels.pop("job", None)
+    return _Series(instance, name, tuple(sorted(labels.items()))), float(sample["value"][1])

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import inf, isnan
+from math import inf, isfinite
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -25,9 +25,7 @@ class Readings:
     def value(self, name: str, **labels: str) -> float | None:
         """The sum of those with these labels; None without any."""
         found = [
-            value
-            for told, value in self.samples.get(name, ())
-            if labels.items() <= told.items() and not isnan(value)
+            value for told, value in self.samples.get(name, ()) if labels.items() <= told.items()
         ]
         return sum(found) if found else None
 
@@ -79,7 +77,9 @@ def parse(address: str, text: str) -> Readings:
 
 
 def collect(samples: Iterable[tuple[str, Labels, float]]) -> Samples:
+    """Without those whose value is not known, or beyond all bounds."""
     found: dict[str, list[tuple[Labels, float]]] = {}
     for name, labels, value in samples:
-        found.setdefault(name, []).append((labels, value))
+        if isfinite(value):
+            found.setdefault(name, []).append((labels, value))
     return found
