@@ -4,6 +4,7 @@ Sampling, headers, and what a process says of itself are set by OpenTelemetry's 
 (OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS, OTEL_RESOURCE_ATTRIBUTES, ...).
 """
 
+import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from kvmesh import __version__
 
 __all__ = ["Context", "Span", "SpanKind", "Tracing"]
+
+# What clients send is ignored where it is wrong, as W3C says, and not repeated in the log.
+logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
 
 LAST_WORDS = 2.0  # seconds to send what is left at the end
 

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from kvmesh.traces_endpoint import start_tracing
+from kvmesh.tracing import parent_in
 from tests.router.collector import attributes, collector
 from tests.router.fleet_fixture import config, eventually, running_fleet
 from tests.router.process_fleet import RouterProcess, until
@@ -142,3 +143,9 @@ def test_a_wrong_endpoint_and_a_missing_library_are_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "kvmesh.tracing", raising=False)
     with pytest.raises(ValueError, match=r"otlp_traces_endpoint: needs .*kvmesh\[otel\]"):
         start_tracing("http://a:1", "kvmesh-router", "x")
+
+
+@pytest.mark.parametrize("state", ["\x9b2J", "=,=", "A=B", "x=" + "y" * 2000])
+def test_a_trace_state_that_is_wrong_is_ignored_without_a_word(caplog, state):
+    assert parent_in([*W3C.items(), ("tracestate", state)]) is not None
+    assert caplog.records == []
