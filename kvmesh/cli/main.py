@@ -98,9 +98,7 @@ app.command("demo", rich_help_panel=LEARN)(demo.demo)
 app.command("load", help=load.HELP, rich_help_panel=LEARN)(
     as_command(LoadConfig, LOAD_FLAGS, load.load)
 )
-app.command("sim", help=sim.HELP, rich_help_panel=LEARN)(
-    as_command(SimConfig, SIM_FLAGS, sim.sim)
-)
+app.command("sim", help=sim.HELP, rich_help_panel=LEARN)(as_command(SimConfig, SIM_FLAGS, sim.sim))
 app.add_typer(cache.app, name="cache", rich_help_panel=ASK)
 app.add_typer(bench.app, name="bench", rich_help_panel=LEARN)
 
