@@ -21,6 +21,9 @@ QUICK = {
     "kvmesh bench memory": "kvmesh bench memory --requests 50",
     "kvmesh bench memory --requests 300": "kvmesh bench memory --requests 50",
     "kvmesh bench routing": "kvmesh bench routing --trace trace.jsonl --requests 20",
+    "kvmesh bench sim": "kvmesh bench sim --requests 8 --rate 2",
+    "kvmesh sim --trace mooncake_conversation.jsonl --nodes 100 --requests 20000"
+    " --policy prefix-aware": "kvmesh sim --trace trace.jsonl --nodes 10 --requests 20",
     # The fleet at the default addresses, which may be somebody else's here.
     "kvmesh health": "kvmesh health 127.0.0.1:50051",
     "kvmesh doctor": "kvmesh doctor --router http://127.0.0.1:8000",
