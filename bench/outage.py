@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import NamedTuple
 from bench.figures import Goal, Spread
 from bench.prometheus import PrometheusServer
 from bench.requests import random_prompt
+from bench.usage import cpu_seconds
 from kvmesh.cli.ask import ask
 from kvmesh.client import Client
 from kvmesh.errors import RequestError
@@ -20,7 +21,7 @@ from kvmesh.errors import RequestError
 STREAMS, PROMPT, OUTPUT = 4, 64, 16
 FROZEN, DEAD = "frozen", "dead"
 BACK, ANSWERS = 60.0, 120.0  # seconds at most: a busy machine is slow
-LONGER = 1.1  # the median time of a request during an outage over that of just before and after
+WORK, WAIT = 1.1, 2.0  # what an outage may make of a request's CPU time, and of the longest one
 
 
 class Moment(NamedTuple):
@@ -42,10 +43,23 @@ class Asked:
     whole: float
 
 
+@dataclass(slots=True)
+class Work:
+    """Of router and nodes."""
+
+    cpu: float = 0.0  # seconds
+    answers: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class OutageResult:
+    """By the wall clock requests show what others do on the machine: what an outage costs is told
+    by CPU time, and that nobody waits by the longest request.
+    """
+
     seconds: float  # of each outage
     asked: Sequence[Asked]
+    work: Mapping[Moment, Work]
     problems: Sequence[str]  # what failed requests said
 
     def first(self, moment: Moment) -> Spread:
@@ -56,26 +70,30 @@ class OutageResult:
         """Seconds to the last."""
         return Spread.of(each.whole for each in self.asked if each.began == moment)
 
-    def longer(self, outage: str) -> float:
-        """By the medians of whole answers."""
-        away, scraped = Moment(outage, away=True), Moment(outage, away=False)
-        return self.whole(away).median / self.whole(scraped).median
+    def cpu(self, moment: Moment) -> float:
+        """Seconds for an answer."""
+        return self.work[moment].cpu / self.work[moment].answers
 
     @property
     def goals(self) -> list[Goal]:
-        return [
-            Goal("requests that failed", len(self.problems), 0),
-            Goal("time of a request while Prometheus is frozen", self.longer(FROZEN), LONGER),
-            Goal("time of a request while Prometheus is dead", self.longer(DEAD), LONGER),
-        ]
+        return [Goal("requests that failed", len(self.problems), 0), *self._of(FROZEN, DEAD)]
+
+    def _of(self, *outages: str) -> Iterator[Goal]:
+        for outage in outages:
+            away, scraped = Moment(outage, away=True), Moment(outage, away=False)
+            more = self.cpu(away) / self.cpu(scraped)
+            longest = self.whole(away).most / self.whole(scraped).most
+            yield Goal(f"CPU time of a request while Prometheus is {outage}", more, WORK)
+            yield Goal(f"longest request while Prometheus is {outage}", longest, WAIT)
 
 
 def measure_outage(
-    target: str, processes: Mapping[str, Sequence[str]], seconds: float
+    target: str, processes: Mapping[str, Sequence[str]], pids: Sequence[int], seconds: float
 ) -> OutageResult:
     """Four streams at a time to the router at `target`, while a Prometheus of its own scrapes the
-    `processes`, host:port by job, every second. It is frozen for `seconds`, then dead for as long;
-    around each outage it scrapes for as long too, half of it before and half after.
+    `processes`, host:port by job, every second; `pids` are theirs. It is frozen for `seconds`, then
+    dead for as long; around each outage it scrapes for as long too, half of it before and half
+    after.
 
     Raises FileNotFoundError where no Prometheus is installed, RuntimeError when it does not scrape
     again after an outage, or when there are no answers.
@@ -85,7 +103,7 @@ def measure_outage(
         prometheus = PrometheusServer(directory, processes)
         stack.callback(prometheus.stop)
         prometheus.start()
-        load = stack.enter_context(_Load(target))
+        load = stack.enter_context(_Load(target, pids))
         load.go(OTHER, 0)  # the first answers are slower
         for outage, leave, come_back in (
             (FROZEN, prometheus.freeze, prometheus.thaw),
@@ -100,7 +118,7 @@ def measure_outage(
             _until_it_scrapes(prometheus)
             load.go(Moment(outage, away=False), seconds / 2)
             load.began = OTHER
-    return OutageResult(seconds, load.asked, load.problems)
+    return OutageResult(seconds, load.asked, load.work, load.problems)
 
 
 def _until_it_scrapes(prometheus: PrometheusServer) -> None:
@@ -114,10 +132,12 @@ def _until_it_scrapes(prometheus: PrometheusServer) -> None:
 class _Load:
     """A context manager: so many streams at a time, each the next when it has ended."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, pids: Sequence[int]) -> None:
         self.began = OTHER  # what requests of now begin in
         self.asked: list[Asked] = []
+        self.work: dict[Moment, Work] = {}
         self.problems: list[str] = []
+        self._pids = pids
         self._client = Client(target, timeout=120)
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._ask, args=(i,)) for i in range(STREAMS)]
@@ -138,12 +158,19 @@ class _Load:
         RuntimeError when they are not.
         """
         before, self.began = len(self.asked), moment
+        cpu = self._cpu()
         time.sleep(seconds)
         end = time.monotonic() + ANSWERS
         while sum(each.began == moment for each in self.asked[before:]) < STREAMS:
             if time.monotonic() > end:
                 raise RuntimeError(f"no answers any more: {self.problems[-1:]}")
             time.sleep(0.01)
+        work = self.work.setdefault(moment, Work())
+        work.cpu += self._cpu() - cpu
+        work.answers += len(self.asked) - before
+
+    def _cpu(self) -> float:
+        return sum(map(cpu_seconds, self._pids))
 
     def _ask(self, seed: int) -> None:
         draw = random.Random(seed)
