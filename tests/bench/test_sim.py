@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -33,11 +34,7 @@ def outcomes_of(config, **changes):
     profile = Profile.read(profile_named("accelerator"))
     plan = scaled_plan(read_any_trace(config.trace), config.requests, 1.0, 1.0, config.seed)
     fleet = fleet_of(config, profile, "prefix-aware")
-    spec = {name: changes.get(name, getattr(fleet.spec, name)) for name in fleet.spec.__slots__}
-    fleet = type(fleet)(
-        **{name: getattr(fleet, name) for name in fleet.__slots__ if name != "spec"},
-        spec=type(fleet.spec)(**spec),
-    )
+    fleet = replace(fleet, spec=replace(fleet.spec, **changes))
     return simulate(plan, LoadConfig(), fleet)
 
 
