@@ -1,8 +1,11 @@
 """The built-in web page: its files, and the state that it shows to admins."""
 
+import time
 from collections.abc import Awaitable, Callable
 from importlib import resources
 from ipaddress import IPv6Address, ip_address
+from math import inf
+from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -34,6 +37,11 @@ HEADERS = {
     "cache-control": "no-store",
 }
 
+FRESH = 0.25
+"""Seconds in which everybody who looks gets the same state: a page asks each second, and to write
+one takes as long as the routing of some requests.
+"""
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -43,6 +51,7 @@ class UiPage:
     def __init__(self, overview: Overview, admin: AdminRole) -> None:
         self._overview = overview
         self._admin = admin
+        self._body, self._written = b"", -inf
 
     def routes(self) -> list[Route]:
         files = [Route(f"/ui/{name}", _file(name)) for name in FILES if name != PAGE]
@@ -53,8 +62,10 @@ class UiPage:
             self._admin.admit("/ui", _visitor(request))
         except RequestError as error:
             return error_response(error)
-        body = to_json(self._overview.read())
-        return Response(body, headers=HEADERS, media_type="application/json")
+        now = time.monotonic()
+        if now - self._written >= FRESH:
+            self._body, self._written = to_json(self._overview.read()), now
+        return Response(self._body, headers=HEADERS, media_type="application/json")
 
 
 def _file(name: str) -> Handler:
@@ -74,11 +85,19 @@ def _visitor(request: Request) -> Visitor:
     local = (
         request.client is not None
         and _is_loopback(request.client.host)
-        and _is_loopback(request.url.hostname or "")
+        and _is_loopback(_named_host(request))
         and "origin" not in request.headers
     )
     key = presented_key(request.headers.items())
     return Visitor(key, names_of_client(request.scope), local)
+
+
+def _named_host(request: Request) -> str:
+    """As the client wrote it: Starlette takes its own where it cannot read that."""
+    try:
+        return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def _is_loopback(host: str) -> bool:

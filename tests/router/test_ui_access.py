@@ -1,11 +1,13 @@
 """Who may see the router's page, and what it keeps of the key."""
 
+import asyncio
 import ssl
 
 import httpx
 import pytest
 
 from kvmesh.v1 import fleet_pb2
+from router.overview import Overview
 from tests.certificates import Authority
 from tests.router.browser_fixture import browser, ui_page
 from tests.router.fleet_fixture import running_fleet
@@ -68,6 +70,9 @@ async def test_without_keys_only_the_routers_host_and_no_page_of_another_site():
             {"host": "127.0.0.1.example.org"},
             {"origin": "https://example.org"},  # a script of another page in the same browser
             {"host": "example.org"},  # a name that was pointed at this host
+            {"host": "example.org:no"},
+            {"host": "127.0.0.1:8000@example.org"},
+            {"host": "["},
             {"x-forwarded-for": "10.0.0.7"},  # somebody behind a proxy on this host
         ):
             reply = await fleet.http.get("/ui/state", headers=headers)
@@ -87,3 +92,22 @@ async def test_the_name_in_a_certificate_lets_a_browser_in(tmp_path):
             async with httpx.AsyncClient(verify=shown_to, trust_env=False) as client:
                 url = fleet.http_url.replace("http:", "https:")
                 assert (await client.get(f"{url}/ui/state")).status_code == code
+
+
+async def test_a_hundred_who_look_cost_no_more_than_a_few(monkeypatch):
+    read, count = Overview.read, []
+
+    def counted(self):
+        count.append(self)
+        return read(self)
+
+    monkeypatch.setattr(Overview, "read", counted)
+    async with running_fleet(StubNode()) as fleet:
+        monkeypatch.setattr("router.ui_page.FRESH", 60)
+        replies = await asyncio.gather(*(fleet.http.get("/ui/state") for _ in range(100)))
+        assert {reply.status_code for reply in replies} == {200}
+        assert len(count) == 1
+        monkeypatch.setattr("router.ui_page.FRESH", 0.05)
+        await asyncio.sleep(0.1)
+        assert (await fleet.http.get("/ui/state")).json()["nodes"]
+        assert len(count) == 2
