@@ -9,13 +9,21 @@ CI = ".ci/run"
 SUITE = "kvmesh/cli/bench/suite.py"
 SHORT = "tests/bench/test_bench_commands.py"
 
+LOAD = "kvmesh load --target http://127.0.0.1:8000"
+TIMED = f"{LOAD} --requests 8 --rate 4 --prefix-tokens 256"
+
 QUICK = {
     # Less of the same, run here.
     "make demo": "grep -q '(BIN)/kvmesh demo' Makefile && kvmesh demo",
-    "make load-test": "make -o install load-test ARGS='--target 127.0.0.1:50051 --requests 4'",
-    "kvmesh load --target http://127.0.0.1:8000 --fleet 127.0.0.1:50051 --workload chat --rate 2": (
-        "kvmesh load --target http://127.0.0.1:8000 --fleet 127.0.0.1:50051 --workload chat"
-        " --rate 8 --requests 4 --think 0.1"
+    "make load-test": (
+        "make -o install load-test ARGS='--target 127.0.0.1:50051 --requests 4 --output-tokens 4'"
+    ),
+    f"{LOAD} --fleet 127.0.0.1:50051 --workload chat --rate 2": (
+        f"{LOAD} --fleet 127.0.0.1:50051 --workload chat --rate 8 --requests 4 --think 0.1"
+    ),
+    f"{TIMED} --out kvmesh-load/shared": f"{TIMED} --out kvmesh-load/shared --output-tokens 4",
+    f"{TIMED} --workload random --out kvmesh-load/random": (
+        f"{TIMED} --workload random --out kvmesh-load/random --output-tokens 4"
     ),
     "kvmesh bench ttft": "kvmesh bench ttft --repetitions 1",
     "kvmesh bench memory": "kvmesh bench memory --requests 50",
@@ -78,6 +86,7 @@ ELSEWHERE = {
     "grpcurl -plaintext 127.0.0.1:50051 list": [
         Place("tests/router/test_fleet_service.py", "def test_reflection_tells"),
     ],
+    "kvmesh bench outage": [Place("tests/bench/test_outage.py", '"bench", "outage"')],
     "kvmesh bench prefix": [Place(CI, "bench all --quick"), Place(SUITE, 'Part("prefix"')],
     "kvmesh bench prefix --trace FILE": [
         Place(CI, "bench all --quick"),
