@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cache_node.model.config_fields import UnsupportedModelError, positive
+from cache_node.model.config_fields import UnsupportedModelError, positive, well_typed
 from cache_node.model.damaged import read_json_object
 from cache_node.model.family import FAMILIES, Family, architecture_of
 from cache_node.model.layer_config import LayerConfig, layer_configs
@@ -63,6 +63,7 @@ class ModelConfig:
         return cls.from_json(read_json_object(path))
 
     @classmethod
+    @well_typed()
     def from_json(cls, raw: Mapping[str, Any]) -> "ModelConfig":
         architecture = architecture_of(raw)
         family = FAMILIES[architecture]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cache_node.model.config_fields import UnsupportedModelError, positive
+from cache_node.model.config_fields import UnsupportedModelError, positive, well_typed
 from cache_node.model.model_config import ModelConfig
 from cache_node.plan.parameters import Parameters, count_parameters
 
@@ -59,8 +59,9 @@ class ModelShape:
         return "MQA" if self.num_kv_heads == 1 else "GQA"
 
 
+@well_typed()
 def shape_of(name: str, source: str, fields: Mapping[str, Any]) -> ModelShape:
-    """Of a config.json. Raises UnsupportedModelError with the name of a field that is missing."""
+    """Of a config.json. Raises UnsupportedModelError for a field that is missing or wrong."""
     if not fields.get("architectures"):
         raise UnsupportedModelError("config.json: architectures must name the model's class")
     served, unserved = _served(fields)

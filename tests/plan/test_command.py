@@ -199,6 +199,24 @@ def test_a_directory_without_a_configuration_is_named(tmp_path):
     assert f"{tmp_path} has no config.json" in run(str(tmp_path), code=1).stderr
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_hidden_layers": 10**30}, "num_hidden_layers must be at most"),
+        ({"hidden_size": 10**400}, "hidden_size must be at most"),
+        ({"quantization_config": ["x"]}, "a field is not of its type"),
+        ({"architectures": [["x"]]}, "a field is not of its type"),
+    ],
+)
+def test_a_configuration_that_no_model_has_is_said_in_a_line(tmp_path, changes, said):
+    save_tiny(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    result = run(str(tmp_path), code=1)
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_a_configuration_that_says_too_little_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     assert "num_attention_heads must be a positive integer" in run(str(tmp_path), code=1).stderr

@@ -43,6 +43,9 @@ def test_defaults_are_those_of_the_format():
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"hidden_size": None}, "hidden_size"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"num_hidden_layers": 10**30}, "num_hidden_layers must be at most"),
+        ({"layer_types": 5}, "not of its type"),
+        ({"rope_scaling": "x", "rope_parameters": None}, "not of its type"),
     ],
 )
 def test_what_is_not_supported_is_named(change, word):
