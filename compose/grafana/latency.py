@@ -13,6 +13,7 @@ from .queries import (
     node_percentile,
     node_rate,
     of_all,
+    of_nodes,
     of_routers,
     router_percentile,
     router_rate,
@@ -38,13 +39,13 @@ def latency() -> dashboard.Dashboard:
 
 def clients() -> Panels:
     return [
-        _of_routers("First token", "Arrival to the first frame.", "time_to_first_token"),
-        _of_routers(
+        _router_times("First token", "Arrival to the first frame.", "time_to_first_token"),
+        _router_times(
             "Between tokens",
             "One frame of an answer to its next, as the client takes them.",
             "inter_token",
         ),
-        _of_routers("Whole answers", "Arrival at a router to the end of the answer.", "request"),
+        _router_times("Whole answers", "Arrival at a router to the end of the answer.", "request"),
     ]
 
 
@@ -165,38 +166,42 @@ def queue() -> Panels:
 
 def nodes() -> Panels:
     return [
-        _of_nodes(
+        _node_times(
             "First token of a node", "Arrival at a node to the first token.", "time_to_first_token"
         ),
-        _of_nodes("Waiting", "Arrival at a node to the first step.", "request_queue_time"),
-        _of_nodes("Prefill", "First step to first token.", "request_prefill_time"),
-        _of_nodes(
+        _node_times("Waiting", "Arrival at a node to the first step.", "request_queue_time"),
+        _node_times("Prefill", "First step to first token.", "request_prefill_time"),
+        _node_times(
             "Between tokens of a node", "One token of a sample to its next.", "inter_token_latency"
         ),
-        _of_nodes("Whole", "Arrival at a node to the last token.", "e2e_request_latency"),
-        _of_nodes("Time of a step", "A step, planned and computed.", "engine_step"),
+        _node_times("Whole", "Arrival at a node to the last token.", "e2e_request_latency"),
+        _node_times("Time of a step", "A step, planned and computed.", "engine_step"),
         graph(
             "Tokens of a step",
             "Prompts' among them: many a step is a long prompt, which others' tokens wait for.",
             Short,
             *_percentiles(node_percentile, "kvmesh_iteration_tokens"),
-            width=12,
         ),
         graph(
             "Steps a second",
             "Of each node, idle ones apart.",
             "steps/s",
             (node_rate("kvmesh_engine_steps_total", "node"), "{{node}}"),
-            width=12,
+        ),
+        graph(
+            "GPUs at work",
+            "Share of the time in which each computes, as its driver says. Empty without a GPU.",
+            PercentUnit,
+            (of_nodes("kvmesh_gpu_utilization"), "{{node}}"),
         ),
     ]
 
 
 def router() -> Panels:
     return [
-        _of_routers("Template and tokens", "Rendering and tokenising a prompt.", "tokenize"),
-        _of_routers("Block keys", "Hashing a prompt into the keys of its blocks.", "block_keys"),
-        _of_routers(
+        _router_times("Template and tokens", "Rendering and tokenising a prompt.", "tokenize"),
+        _router_times("Block keys", "Hashing a prompt into the keys of its blocks.", "block_keys"),
+        _router_times(
             "Routing",
             "Look-up in the index, choice and reservation. Tens of µs; ms: a router short of CPU.",
             "route",
@@ -204,13 +209,13 @@ def router() -> Panels:
     ]
 
 
-def _of_routers(title: str, description: str, stage: str) -> timeseries.Panel:
+def _router_times(title: str, description: str, stage: str) -> timeseries.Panel:
     """Percentiles of kvmesh_router_STAGE_seconds."""
     lines = _percentiles(router_percentile, f"kvmesh_router_{stage}_seconds")
     return graph(title, description, Seconds, *lines)
 
 
-def _of_nodes(title: str, description: str, stage: str) -> timeseries.Panel:
+def _node_times(title: str, description: str, stage: str) -> timeseries.Panel:
     """Percentiles of kvmesh_STAGE_seconds."""
     lines = _percentiles(node_percentile, f"kvmesh_{stage}_seconds")
     return graph(title, description, Seconds, *lines)
