@@ -5,6 +5,7 @@ from os import sysconf
 from pathlib import Path
 
 from kvmesh.certificates import CertificateFiles
+from kvmesh.seconds import check_seconds
 from kvmesh.traces_endpoint import check_traces_endpoint
 from prefix_index.redis_url import check_redis_shards, check_redis_url
 
@@ -91,6 +92,7 @@ class NodeConfig:
                 )
 
     def _check_sizes(self) -> None:
+        check_seconds("shutdown_grace", self.shutdown_grace, or_zero=True)
         if not 0 <= self.swap_space <= MAX_SWAP_SPACE:
             raise ValueError(
                 f"swap_space: must be in [0, {MAX_SWAP_SPACE}] GiB, is {self.swap_space}"

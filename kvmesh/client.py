@@ -21,6 +21,7 @@ from kvmesh.generation import Completion, Event, Generation
 from kvmesh.make_request import Message, chat_of, make_request
 from kvmesh.packing import pack_tokens, unpack_tokens
 from kvmesh.route_stream import RouteStreams
+from kvmesh.seconds import LONGEST
 from kvmesh.tls import channel_credentials, open_channel
 from kvmesh.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
 from kvmesh.v1 import generate_pb2 as pb
@@ -29,7 +30,6 @@ __all__ = ["Client", "Completion", "Event", "Generation", "RequestError", "make_
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 _OPTIONS = (("grpc.max_receive_message_length", 64 << 20),)
-LONGEST = 1e9  # seconds until a deadline that gRPC and Python can still count
 
 
 class Client:
@@ -47,11 +47,14 @@ class Client:
         """`target` is host:port, `timeout` the default deadline of each call in seconds.
 
         `api_key` says who asks; anybody who can read the network reads it, unless there is `tls`,
-        whose `ca` the router's certificate must come from. Raises ValueError for wrong files.
+        whose `ca` the router's certificate must come from. Raises ValueError for wrong files, and
+        for a key that cannot be sent.
 
         `direct`: tokens stream straight from the nodes, on leases of the router; a request whose
         node is lost goes on on another. A router without leases runs requests itself.
         """
+        if api_key and not (api_key.isascii() and api_key.isprintable()):
+            raise ValueError("api_key: must have letters, digits and signs of ASCII alone")
         self._credentials = channel_credentials(tls)
         self._channel = open_channel(target, self._credentials, _OPTIONS)
         self._direct = direct

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvmesh.certificates import CertificateFiles
+from kvmesh.seconds import check_seconds
 from kvmesh.traces_endpoint import check_traces_endpoint
 from prefix_index.redis_url import check_redis_shards, check_redis_url
 from router.node_names import PREFIX, Name
@@ -116,11 +117,11 @@ class RouterConfig:
             "lease_time",
             "queue_timeout",
         ):
-            if not getattr(self, field) > 0:
-                raise ValueError(f"{field}: must be above 0 seconds, is {getattr(self, field)}")
-        for field in ("retry_share", "slow_start"):
-            if not getattr(self, field) >= 0:
-                raise ValueError(f"{field}: must be at least 0, is {getattr(self, field)}")
+            check_seconds(field, getattr(self, field))
+        for field in ("slow_start", "shutdown_grace"):
+            check_seconds(field, getattr(self, field), or_zero=True)
+        if not self.retry_share >= 0:
+            raise ValueError(f"retry_share: must be at least 0, is {self.retry_share}")
         if not 0 < self.low_watermark <= self.high_watermark <= 1:
             low, high = self.low_watermark, self.high_watermark
             raise ValueError(

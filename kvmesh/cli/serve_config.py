@@ -24,8 +24,6 @@ from kvmesh.cli.router_flags import (
     LEASE_FLAGS,
     POLICY_FLAGS,
 )
-from kvmesh.traces_endpoint import check_traces_endpoint
-from prefix_index.redis_url import check_redis_shards, check_redis_url
 from router.config import RouterConfig
 
 NODE = NodeConfig()
@@ -99,9 +97,8 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         """What nodes and router would refuse, but only once the model is prepared."""
-        check_traces_endpoint(self.otlp_traces_endpoint)
-        check_redis_url(self.redis_url)
-        check_redis_shards(self.redis_shards)
+        self.node_config(0, port=0, metrics_port=0)
+        self.router_config(list(range(1, self.nodes + 1)))
 
     def node_config(self, index: int, port: int, metrics_port: int) -> NodeConfig:
         """One node's configuration. Nodes listen on the loopback: only the router talks to them.

@@ -31,7 +31,9 @@ GLANCE = 0.1  # seconds between two looks at keys and at the size of the termina
 
 def top(
     router: Router = DEFAULT_ROUTER,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[
+        float, typer.Option(min=0.1, max=86400, help="Seconds between two looks.")
+    ] = 1.0,
     api_key: ApiKey = None,
     tls: Tls = False,
     tls_ca: TlsCa = None,

@@ -109,3 +109,32 @@ def test_nodes_and_router_of_a_fleet_share_what_serve_is_told():
     router = config.router_config([4000, 4001])
     assert router.nodes == ("127.0.0.1:4000", "127.0.0.1:4001")
     assert (router.http_host, router.redis_url) == ("0.0.0.0", "redis://x:1/0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--preset", "low-latency", "--high-watermark", "0.7"], "low_watermark"),
+        (["--preset", "low-latency", "--max-num-seqs", "512"], "max_num_batched_tokens"),
+        (["--cors-allow-origin", "example.org"], "cors_allow_origins"),
+        (["--redis", "http://h"], "redis_url"),
+        (["--otlp-traces-endpoint", "h:1"], "otlp_traces_endpoint"),
+    ],
+    ids=str,
+)
+def test_serve_says_at_once_what_its_router_or_nodes_would_refuse(arguments, named):
+    app, started = typer.Typer(), []
+    app.command()(as_command(ServeConfig, SERVE_FLAGS, started.append, presets=True))
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, started) == (2, [])
+    assert named in result.output
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e12, -1.0])
+def test_times_that_no_clock_can_count_are_refused_by_name(seconds):
+    for field in ("request_timeout", "connect_timeout", "lease_time", "slow_start"):
+        with pytest.raises(ValueError, match=f"{field}: must be .* seconds and at most 1e"):
+            RouterConfig(nodes=("a:1",), **{field: seconds})
+    for config in (RouterConfig, NodeConfig):
+        with pytest.raises(ValueError, match="shutdown_grace: must be at least 0 seconds"):
+            config(**{"nodes": ("a:1",)} if config is RouterConfig else {}, shutdown_grace=seconds)

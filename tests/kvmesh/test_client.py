@@ -126,3 +126,9 @@ async def test_a_pin_for_no_time_is_refused(fleet, ttl):
     with pytest.raises(RequestError) as caught:
         await use(fleet, lambda client: client.pin_prefix(prefix, ttl=ttl))
     assert (caught.value.code, caught.value.field) == (Code.INVALID_ARGUMENT, "ttl")
+
+
+@pytest.mark.parametrize("key", ["sécret", "two\nlines", "\udc80"])
+def test_a_key_that_cannot_be_sent_is_refused(key):
+    with pytest.raises(ValueError, match="api_key: must have"):
+        Client("127.0.0.1:1", api_key=key)
