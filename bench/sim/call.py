@@ -88,6 +88,9 @@ class SimCall:
         last = pb.GenerateResponse(deltas=self._new_tokens(), summary=self._summary())
         self._over = True
         self._tell(last, aio.EOF)
+        # They hold each other: what has ended is freed at once, without a collector's help.
+        self.request.sequences.clear()
+        del self.request.leader
 
     def refuse(self, reason: str) -> None:
         self._over = True

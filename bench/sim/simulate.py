@@ -63,11 +63,14 @@ def simulate(plan: Plan, load: LoadConfig, fleet: SimFleet) -> Simulated:
             f"is {fleet.spec.num_blocks}"
         )
     loop = VirtualLoop()
+    collects = gc.isenabled()
+    gc.disable()  # millions of blocks to look through again and again; SimCall leaves no cycles
     try:
         return loop.run_until_complete(_simulate(plan, load, fleet))
     finally:
-        gc.unfreeze()
         loop.close()
+        if collects:
+            gc.enable()
 
 
 async def _simulate(plan: Plan, load: LoadConfig, fleet: SimFleet) -> Simulated:
@@ -83,7 +86,6 @@ async def _simulate(plan: Plan, load: LoadConfig, fleet: SimFleet) -> Simulated:
     router = SimRouter(config, fleet.spec.block_size, fleet.seed, fleet.index_delay)
     nodes = [SimNode(f"node-{i}", fleet.spec, fleet.profile.model) for i in range(fleet.nodes)]
     watches = router.add_nodes(nodes)
-    gc.freeze()  # the blocks of all nodes: not to be looked through again and again
     _plan_failures(fleet.failures, watches)
     loop = asyncio.get_running_loop()
     sender = SimSender(router, Prompts(fleet.spec.block_size), fleet.profile.path)
