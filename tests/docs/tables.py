@@ -14,7 +14,6 @@ TIMED = f"{LOAD} --requests 8 --rate 4 --prefix-tokens 256"
 
 QUICK = {
     # Less of the same, run here.
-    "make demo": "grep -q '(BIN)/kvmesh demo' Makefile && kvmesh demo",
     "make load-test": (
         "make -o install load-test ARGS='--target 127.0.0.1:50051 --requests 4 --output-tokens 4'"
     ),
@@ -29,7 +28,6 @@ QUICK = {
     "kvmesh bench memory": "kvmesh bench memory --requests 50",
     "kvmesh bench memory --requests 300": "kvmesh bench memory --requests 50",
     "kvmesh bench routing": "kvmesh bench routing --trace trace.jsonl --requests 20",
-    "kvmesh bench sim": "kvmesh bench sim --requests 8 --rate 2",
     "kvmesh sim --trace mooncake_conversation.jsonl --nodes 100 --requests 20000"
     " --policy prefix-aware": "kvmesh sim --trace trace.jsonl --nodes 10 --requests 20",
     # The fleet at the default addresses, which may be somebody else's here.
@@ -57,6 +55,7 @@ class Place(NamedTuple):
 ELSEWHERE = {
     # Many minutes, or more than this machine must have: where it is run instead.
     "make install": [Place(CI, "make install")],
+    "make demo": [Place(CI, " make demo")],
     "make test": [Place(CI, "make test ARGS=")],
     "make serve": [
         Place("Makefile", "$(BIN)/kvmesh serve $(ARGS)"),
@@ -96,6 +95,7 @@ ELSEWHERE = {
     "kvmesh bench paging": [Place(CI, "bench all --quick"), Place(SUITE, 'Part("paging"')],
     "kvmesh bench engine": [Place("tests/bench/test_engine.py", "def test_every_measure_is_taken")],
     "kvmesh bench scrape": [Place(SHORT, '"scrape"')],
+    "kvmesh bench sim": [Place(CI, "bench sim --requests 8")],
     "kvmesh bench step": [Place(SHORT, '"step"')],
     "kvmesh bench kernels": [Place(SHORT, '"kernels"')],
     "kvmesh bench router": [Place(SHORT, '"router"')],
