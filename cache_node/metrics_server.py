@@ -8,6 +8,8 @@ from prometheus_client.registry import Collector
 
 from kvmesh.certificates import CertificateFiles
 
+PATIENCE = 10.0  # seconds for a client to say what it wants, and to take it
+
 
 class MetricsServer:
     """Serves /metrics on a thread of its own, over TLS with a certificate, until `close`."""
@@ -25,7 +27,15 @@ class MetricsServer:
             client_cafile=_text(tls.ca),
             client_auth_required=tls.ca is not None,
         )
-        self._server.set_app(_as_text(self._server.get_app()))
+        server: Any = self._server  # whose types say less than what it can
+        server.set_app(_as_text(server.get_app()))
+        # A client that connects and is silent keeps a thread of its own for a while, not the one
+        # that all others and `close` wait for.
+        if tls.cert is not None:
+            server.socket.do_handshake_on_connect = False
+        handler = server.RequestHandlerClass
+        server.RequestHandlerClass = type("Handler", (handler,), {"timeout": PATIENCE})
+        server.handle_error = _ignore
         self.port = self._server.server_port
 
     def close(self) -> None:
@@ -52,6 +62,10 @@ def _as_text(app: Any) -> Any:
         return app({**environ, "HTTP_ACCEPT": "text/plain"}, start_response)
 
     return answer
+
+
+def _ignore(_request: Any, _client: Any) -> None:
+    """A client that has gone, or speaks no HTTP or TLS, is no line of the log."""
 
 
 def _text(path: Path | None) -> str | None:
