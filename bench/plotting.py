@@ -40,5 +40,6 @@ def save(figure: Any, path: Path, title: str, footer: str = "") -> None:
     figure.suptitle(title, fontsize=12, fontweight="bold")
     if footer:
         figure.supxlabel(fill(footer, FOOTER_WIDTH), fontsize=7, color=GREY)
-    figure.savefig(path, dpi=110)
+    # Where a name has no ending, matplotlib would add one, and write beside a directory.
+    figure.savefig(path, dpi=110, format=path.suffix[1:] or "png")
     headless_pyplot().close(figure)

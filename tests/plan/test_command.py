@@ -178,6 +178,15 @@ def test_what_cannot_be_planned_is_said_in_a_line(arguments, said):
     assert len(result.stderr.splitlines()) == 1
 
 
+def test_a_plot_is_written_under_its_name(tmp_path):
+    plain, directory = tmp_path / "plain", tmp_path / "directory"
+    directory.mkdir()
+    run("--sweep", "--plot", str(plain))
+    assert plain.read_bytes().startswith(b"\x89PNG")
+    assert str(directory) in run("--sweep", "--plot", str(directory), code=1).stderr
+    assert not (tmp_path / "directory.png").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
