@@ -23,9 +23,14 @@ pytestmark = [pytest.mark.compose, pytest.mark.timeout(2400)]
 LONG = {"prompt": "Count up: one, two, three,", "max_tokens": 150, "temperature": 0}
 
 
+ADMIN = {"authorization": "Bearer a-key-of-this-test"}
+
+
 @pytest.fixture(scope="module")
-def project(images):
-    with Project() as project:
+def project(images, tmp_path_factory):
+    keys = tmp_path_factory.mktemp("admin") / "keys"
+    keys.write_text(ADMIN["authorization"].removeprefix("Bearer "))
+    with Project(KVMESH_ADMIN_KEYS=keys) as project:
         yield project
 
 
@@ -41,6 +46,17 @@ def test_both_nodes_are_found(project):
 
 def test_the_second_request_with_the_same_prefix_hits(project):
     check_that_the_second_request_hits(project)
+
+
+def test_an_admin_key_opens_the_page(project):
+    def ask(headers):
+        url = f"{project.http_url}/ui/state"
+        return httpx.get(url, headers=headers, timeout=30, trust_env=False)
+
+    assert ask({}).status_code == 403
+    reply = ask(ADMIN)
+    assert reply.status_code == 200, reply.text
+    assert len(reply.json()["nodes"]) == 2
 
 
 def test_a_third_node_is_found(project):
