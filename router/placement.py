@@ -2,7 +2,8 @@
 
 import random
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from heapq import nlargest
 from typing import NamedTuple
 
 from kvmesh.errors import unavailable
@@ -24,6 +25,27 @@ from router.request_size import RequestSize, blocks_of
 from router.watermark import Watermark
 
 NOTHING, UNSENT, FREE = Match(0, 0), Sent(0, 0), Cost(0.0)
+
+MOST = 64
+"""Nodes with the longest part of a prompt, and others drawn from the fleet, that are weighed. The
+least busy of so many is nearly the least busy of all (Mitzenmacher, The Power of Two Choices in
+Randomized Load Balancing, 2001). Between 2,000 nodes a decision takes 2.3 ms of CPU time when all
+are weighed, 0.2 ms so.
+"""
+
+
+class Held(NamedTuple):
+    """What is known of a prompt's blocks, by node name."""
+
+    cached: dict[str, Match]
+    sent: dict[str, Sent]
+
+    def longest(self) -> set[str]:
+        """Names of the nodes that have most of it, MOST at most."""
+        blocks = {name: sent.blocks for name, sent in self.sent.items()}
+        for name, (gpu, cpu) in self.cached.items():
+            blocks[name] = max(gpu + cpu, blocks.get(name, 0))
+        return set(nlargest(MOST, blocks, key=blocks.__getitem__))
 
 
 class Placed(NamedTuple):
@@ -74,11 +96,9 @@ class Placement:
         left = self._registry.up
         if tried:
             left = [node for node in left if node.address not in tried]
-        eligible = self._eligibility.of(left)
-        if left and not eligible:
-            raise unavailable("the cache nodes that are up have failed, they rest for a while")
-        nodes = self._watermark.with_room(eligible, size) or eligible
-        candidates = self.candidates(prompt, model, nodes)
+        held = self._held(prompt)
+        nodes = self._some_with_room(left, model, size, held) or self._all_with_room(left, size)
+        candidates = self._candidates(held, model, nodes)
         choice = self.choose(prompt, model, candidates)
         node = next(node for node in nodes if node.name == choice.candidate.node)
         reservation = self._ledger.reserve(
@@ -93,6 +113,27 @@ class Placement:
         self._recent.note(node.name, node.epoch, prompt.keys)
         return Placed(node, choice, candidates, reservation)
 
+    def _some_with_room(
+        self, nodes: Sequence[Node], model: Model, size: RequestSize, held: Held
+    ) -> list[Node]:
+        """Of a fleet too large to weigh each node: those with most of the prompt, and some others.
+        None of a small fleet, or if the policy has to see all.
+        """
+        if len(nodes) <= 2 * MOST or self._chooser_for(model).needs_all:
+            return []
+        longest = held.longest()
+        some = [node for node in nodes if node.name in longest] if longest else []
+        drawn = self._rng.sample(nodes, MOST)
+        some += [node for node in drawn if node.name not in longest]
+        return self._watermark.with_room(self._eligibility.of(some), size)
+
+    def _all_with_room(self, nodes: Sequence[Node], size: RequestSize) -> list[Node]:
+        """Or all that may get requests, if none has room."""
+        eligible = self._eligibility.of(nodes)
+        if nodes and not eligible:
+            raise unavailable("the cache nodes that are up have failed, they rest for a while")
+        return self._watermark.with_room(eligible, size) or eligible
+
     def refused(self, prompt: Prompt, placed: Placed) -> None:
         """The node did not take it: nothing of the prompt is going to be cached there."""
         self._recent.withdraw(placed.node.name, prompt.keys)
@@ -105,21 +146,30 @@ class Placement:
         """What the policy says. Raises UNAVAILABLE when there is nothing to choose from."""
         if not candidates:
             raise unavailable("no cache node is up")
+        return self._chooser_for(model).choose(prompt.count, candidates, prompt.session)
+
+    def _chooser_for(self, model: Model) -> Policy:
         if self._chooser is None:
             self._chooser = make_policy(self.policy, model.block_size, self._rng)
-        return self._chooser.choose(prompt.count, candidates, prompt.session)
+        return self._chooser
 
     def candidates(self, prompt: Prompt, model: Model, nodes: Collection[Node]) -> list[Candidate]:
         """The nodes as the policy sees them, in the same order."""
-        matches, sent = self._index.match(prompt.keys), self._recent.match(prompt.keys)
+        return self._candidates(self._held(prompt), model, nodes)
+
+    def _held(self, prompt: Prompt) -> Held:
+        return Held(self._index.match(prompt.keys), self._recent.match(prompt.keys))
+
+    def _candidates(self, held: Held, model: Model, nodes: Collection[Node]) -> list[Candidate]:
+        cached, sent = held
         found = [standing.candidate for standing in self._ledger.standings(nodes)]
-        if not matches and not sent:
+        if not cached and not sent:
             return found
         size = model.block_size
         for place, node in enumerate(nodes):
             name = node.name
-            if name in matches or name in sent:
-                gpu_blocks, cpu_blocks = matches.get(name, NOTHING)
+            if name in cached or name in sent:
+                gpu_blocks, cpu_blocks = cached.get(name, NOTHING)
                 epoch, sent_blocks = sent.get(name, UNSENT)
                 ahead = sent_blocks - gpu_blocks - cpu_blocks if epoch == node.epoch else 0
                 found[place] = found[place].holding(

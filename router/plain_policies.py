@@ -11,6 +11,7 @@ class LeastLoaded:
     """The node with the fewest requests."""
 
     name = "least-loaded"
+    needs_all = False
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -36,6 +37,7 @@ class RoundRobin:
     """One after the other."""
 
     name = "round-robin"
+    needs_all = True
 
     def __init__(self) -> None:
         self._turn = 0
@@ -55,6 +57,7 @@ class RandomChoice:
     """Any."""
 
     name = "random"
+    needs_all = False
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -74,6 +77,7 @@ class SessionAffinity:
     """
 
     name = "session"
+    needs_all = True
 
     def __init__(self, other: Policy) -> None:
         self._other = other

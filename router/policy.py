@@ -69,6 +69,7 @@ class Policy(Protocol):
     """
 
     name: str
+    needs_all: bool  # of a large fleet, too: else a part of it is weighed
 
     def choose(
         self, prompt_tokens: int, candidates: Sequence[Candidate], session: str = ""

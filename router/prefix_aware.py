@@ -37,6 +37,7 @@ class PrefixAware:
     """The node where the prompt is computed soonest."""
 
     name = "prefix-aware"
+    needs_all = False
 
     def __init__(self, block_size: int, rng: random.Random) -> None:
         self._block_size = block_size
