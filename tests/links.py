@@ -38,6 +38,8 @@ class Link:
         """Resets all connections. New ones may come at once."""
         for task, writer in self._connections.items():
             socket = writer.get_extra_info("socket")
+            if socket.fileno() < 0:
+                continue  # by the cut before this one
             socket.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))  # RST, not FIN
             writer.transport.abort()
             task.cancel()

@@ -316,7 +316,7 @@ async def test_an_error_of_our_own_is_internal_with_an_id_and_logged_once(fleet,
     def broken(*_):
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr(Placement, "candidates", broken)
+    monkeypatch.setattr(Placement, "choose", broken)
     with structlog.testing.capture_logs() as logs:
         refused = await error(fleet, request())
         answered = await fleet.http.post("/v1/completions", json={"prompt": "x"})
