@@ -1,6 +1,5 @@
 """`kvmesh chat`: talk with a model in the terminal."""
 
-import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +17,7 @@ from kvmesh.cli.connection import (
     TlsKey,
     connect,
 )
+from kvmesh.cli.streamed import show
 
 if TYPE_CHECKING:
     from kvmesh.cli.conversation import Conversation
@@ -144,7 +144,7 @@ class Chat:
         from kvmesh.errors import RequestError
 
         try:
-            answer, whole = self._conversation.ask(question, _show)
+            answer, whole = self._conversation.ask(question, show)
         except RequestError as error:
             self._console.print(f"\n{explain(error, self._router)}", style="red", markup=False)
             return
@@ -164,8 +164,3 @@ def footer(answer: "Completion") -> str:
         f"cached {tokens} of {usage.prompt_tokens}{ttft} · {usage.completion_tokens} tokens · "
         f"{answer.summary.node}"
     )
-
-
-def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

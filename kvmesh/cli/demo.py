@@ -1,7 +1,6 @@
 """`kvmesh demo`: the prefix cache at work, in a minute."""
 
 import asyncio
-import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ from rich.table import Table
 from kvmesh.cli.errors import fail
 from kvmesh.cli.program import program
 from kvmesh.cli.screen import Screen
+from kvmesh.cli.streamed import show
 
 if TYPE_CHECKING:
     from kvmesh.cli.ask import Answer
@@ -92,15 +92,10 @@ def _ask_about_handbook(client: "Client", question: str) -> "Answer":
     from kvmesh.cli.demo_text import HANDBOOK
 
     messages = [{"role": "system", "content": HANDBOOK}, {"role": "user", "content": question}]
-    _show(f"\n> {question}\n  ")
-    answer = ask(client, messages=messages, max_tokens=MOST_TOKENS, temperature=0, on_text=_show)
-    _show("\n")
+    show(f"\n> {question}\n  ")
+    answer = ask(client, messages=messages, max_tokens=MOST_TOKENS, temperature=0, on_text=show)
+    show("\n")
     return answer
-
-
-def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _comparison(answers: "list[Answer]") -> Table:

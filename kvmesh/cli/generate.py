@@ -19,6 +19,7 @@ from kvmesh.cli.connection import (
     connect,
 )
 from kvmesh.cli.errors import fail
+from kvmesh.cli.streamed import show
 
 if TYPE_CHECKING:
     from kvmesh.cli.ask import Answer
@@ -94,7 +95,7 @@ def generate(
                 client,
                 None if chat else text,
                 messages=[{"role": "user", "content": text}] if chat else None,
-                on_text=_ignore if as_json else _show,
+                on_text=_ignore if as_json else show,
                 model=model,
                 max_tokens=max_tokens,
                 temperature=temperature,
@@ -109,7 +110,8 @@ def generate(
         typer.echo(json.dumps(answer.as_json()))
     else:
         typer.echo()
-        Console(stderr=True, highlight=False).print(f"[dim]{footer(answer)}[/]", soft_wrap=True)
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        console.print(footer(answer), style="dim", markup=False)
 
 
 def footer(answer: "Answer") -> str:
@@ -120,11 +122,6 @@ def footer(answer: "Answer") -> str:
         f"cached {answer.cached_tokens} of {answer.prompt_tokens} · "
         f"{answer.completion_tokens} tokens" + (f" at {speed:.1f}/s" if speed else "")
     )
-
-
-def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _ignore(_text: str) -> None: ...

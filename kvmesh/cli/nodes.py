@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 TIMEOUT = 5.0  # seconds for the router to answer
 STYLES = {"up": "green", "draining": "yellow", "connecting": "yellow"}
+THERE = ("up", "draining")
 COLUMNS = ("blocks", "usage", "cached", "running", "waiting", "hit rate", "index")
 
 
@@ -85,6 +86,8 @@ def table(found: Sequence["NodeStatus"]) -> Table:
 
 
 def _cells(fields: dict[str, Any]) -> list[str]:
+    if fields["state"] not in THERE:
+        return ["–"] * len(COLUMNS)  # what it last told is over
     rate = fields["hit_rate"]
     return [
         f"{fields['held_blocks']}/{fields['blocks']}",

@@ -135,3 +135,13 @@ def test_words_of_nodes_and_routers_steer_no_terminal():
     shown = captured.get()
     assert shown.count(r"\x1b[2J\x1b]0") >= 5
     assert shown.replace("\n", "").isprintable()
+
+
+def test_a_node_that_is_down_has_no_load_that_it_once_told():
+    node = fleet_pb2.NodeStatus(name="node-0", health=DOWN, num_blocks=64)
+    node.load.running = 7
+    console = Console(width=160, force_terminal=False)
+    with console.capture() as captured:
+        console.print(table([node]))
+    last = captured.get().splitlines()[-1]
+    assert last.split() == ["node-0", "down", *"–" * 7]
