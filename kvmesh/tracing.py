@@ -1,7 +1,7 @@
 """Spans for OpenTelemetry, sent by OTLP over gRPC. Imported only where they are wanted.
 
 Sampling, headers, and what a process says of itself are set by OpenTelemetry's own variables
-(OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS, OTEL_RESOURCE_ATTRIBUTES, ...).
+(OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, ...).
 """
 
 import logging
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
@@ -39,8 +39,13 @@ class Tracing:
 
     def __init__(self, endpoint: str, service: str, instance: str) -> None:
         """`endpoint` is http://host:port, or https:// with TLS."""
-        named = {"service.instance.id": instance, "service.version": __version__}
-        resource = Resource.create({"service.name": service, **named})
+        own = {
+            "service.name": service,
+            "service.instance.id": instance,
+            "service.version": __version__,
+        }
+        told = OTELResourceDetector().detect().attributes  # of the environment, which comes first
+        resource = Resource.create({name: own[name] for name in own.keys() - told.keys()})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
         self._tracer = self._provider.get_tracer("kvmesh", __version__)

@@ -13,7 +13,10 @@ from kvmesh.tls import certified_names
 from router.metadata import presented_key
 
 _HASHED = "sha256:"
-_LOOPBACK = ("ipv4:127.", "ipv6:%5B::1%5D:", "ipv6:[::1]:", "unix:")
+_LOOPBACK = (
+    *("ipv4:127.", "ipv6:%5B::1%5D:", "ipv6:[::1]:", "unix:"),
+    *("ipv6:%5B::ffff:127.", "ipv6:[::ffff:127."),
+)
 
 
 class Visitor(NamedTuple):

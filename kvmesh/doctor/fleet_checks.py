@@ -36,7 +36,7 @@ def nodes(router: Readings, _fleet: Snapshot) -> Finding:
     return _finding(router, "nodes", Level.FINE, f"{told}", evidence)
 
 
-def measured(router: Readings, fleet: Snapshot) -> Finding:
+def metrics(router: Readings, fleet: Snapshot) -> Finding:
     infos = [labels for labels, _ in router.samples.get("kvmesh_router_node_info", ())]
     silent = [labels["node"] for labels in infos if not labels.get("metrics")]
     names = {node.name for node in fleet.nodes}
@@ -151,7 +151,7 @@ def policy(router: Readings, fleet: Snapshot) -> Finding:
     return _finding(router, "policy", Level.FINE, text, evidence)
 
 
-CHECKS: tuple[Check, ...] = (*(nodes, measured, queue, watermark, router_time, index, policy),)
+CHECKS: tuple[Check, ...] = (*(nodes, metrics, queue, watermark, router_time, index, policy),)
 
 
 def _strict(found: Iterable[Node]) -> bool:

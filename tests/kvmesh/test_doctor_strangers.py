@@ -120,7 +120,7 @@ def test_metrics_of_another_version_cost_one_check_and_steer_no_terminal(strange
     nameless = sample("kvmesh_router_node_info", "1")
     hostile = sample("kvmesh_node_info", "1", node="\x1b[2J", instance="h:2")
     result = told(stranger, nameless, hostile)
-    assert "router h:1: measured: cannot be told" in result.output
+    assert "router h:1: metrics: cannot be told" in result.output
     assert "KeyError: 'node'" in result.output
     assert "node-7: preemptions: 0" in result.output
     assert r"\x1b[2J: preemptions: 0" in result.output

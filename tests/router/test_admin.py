@@ -89,9 +89,12 @@ class Peer:
 
 def test_without_admins_only_the_routers_own_host_may():
     role = AdminRole(None, ())
-    for near in ("ipv4:127.0.0.1:40000", "ipv6:%5B::1%5D:40000", "unix:"):
+    mapped = "ipv6:%5B::ffff:{}%5D:40000"
+    own = ("ipv4:127.0.0.1:40000", "ipv6:%5B::1%5D:40000", mapped.format("127.0.0.1"), "unix:")
+    for near in own:
         role.require("Drain", Peer(near))
-    for far in ("ipv4:10.0.0.7:40000", "ipv6:%5B2001:db8::1%5D:40000", "ipv4:12.7.0.0:1", ""):
+    strangers = ("ipv4:10.0.0.7:40000", "ipv6:%5B2001:db8::1%5D:1", mapped.format("10.0.0.7"))
+    for far in (*strangers, "ipv4:12.7.0.0:1", ""):
         with pytest.raises(Exception, match="Drain needs to be called on the router's host"):
             role.require("Drain", Peer(far))
 

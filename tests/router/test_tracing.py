@@ -110,6 +110,20 @@ async def test_a_client_that_does_not_sample_is_followed_and_its_trace_goes_on()
         assert first.endswith("-00")
 
 
+@pytest.mark.parametrize(
+    "variable", ["OTEL_SERVICE_NAME=ours", "OTEL_RESOURCE_ATTRIBUTES=service.name=ours"]
+)
+async def test_the_environment_may_name_the_service(monkeypatch, variable):
+    monkeypatch.setenv(*variable.split("=", 1))
+    async with (
+        collector() as told,
+        running_fleet(StubNode(), otlp_traces_endpoint=told.endpoint) as fleet,
+    ):
+        await answer(fleet, request("hello", 2))
+        await eventually(lambda: told.named("request"), 10)
+        assert {service for service, _ in told.spans} == {"ours"}
+
+
 async def test_a_collector_that_is_away_costs_no_request_anything():
     endpoint = "http://127.0.0.1:1"
     async with running_fleet(StubNode(), otlp_traces_endpoint=endpoint) as fleet:
@@ -136,7 +150,8 @@ def test_without_an_endpoint_nothing_of_it_is_loaded():
 
 
 def test_a_wrong_endpoint_and_a_missing_library_are_named(monkeypatch):
-    for wrong in ("127.0.0.1:4317", "grpc://a:1", "http://", "http://a:1/v1/traces"):
+    missing = ("127.0.0.1:4317", "grpc://a:1", "http://", "http://a:1/v1/traces")
+    for wrong in (*missing, "http://a:99999", "http://a:b", "http://a:0"):
         with pytest.raises(ValueError, match=r"^otlp_traces_endpoint: must be "):
             config("a:1", otlp_traces_endpoint=wrong)
     monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
