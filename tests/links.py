@@ -1,48 +1,26 @@
 """A connection between two processes of a test that can be cut, shut, or made to wait."""
 
 import asyncio
-import struct
-from contextlib import suppress
-from socket import SO_LINGER, SOL_SOCKET
 
-CHUNK = 64 << 10
+from bench.cut_proxy import CutProxy
 
 
-class Link:
-    """A TCP proxy on a port of its own. `start`, then `stop` once."""
+class Link(CutProxy):
+    """Also keeps everybody out, or some words back."""
 
     def __init__(self, target: int) -> None:
-        """`target`: a port on this host."""
-        self.port = 0
-        self._target = target
+        super().__init__(target)
         self._shut = False
         self._held: bytes | None = None
         self._go_on = asyncio.Event()
-        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    async def start(self) -> "Link":
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
     async def stop(self) -> None:
-        self._server.close()
-        self.shut()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-
-    def cut(self) -> None:
-        """Resets all connections. New ones may come at once."""
-        for task, writer in self._connections.items():
-            socket = writer.get_extra_info("socket")
-            if socket.fileno() < 0:
-                continue  # by the cut before this one
-            socket.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))  # RST, not FIN
-            writer.transport.abort()
-            task.cancel()
+        self._shut = True
+        await super().stop()
 
     def shut(self) -> None:
         """Cuts, and lets nobody in until `open`."""
@@ -53,7 +31,7 @@ class Link:
         self._shut = False
 
     def hold(self, word: bytes) -> None:
-        """What holds `word` does not reach the target until `release`."""
+        """What holds `word` does not go on until `release`."""
         self._held = word
         self._go_on.clear()
 
@@ -64,23 +42,9 @@ class Link:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._shut:
             writer.transport.abort()
-            return
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections[task] = writer
-        back: asyncio.StreamWriter | None = None
-        with suppress(OSError, asyncio.CancelledError):  # either side, or the test, hung up
-            there, back = await asyncio.open_connection("127.0.0.1", self._target)
-            await asyncio.gather(self._pump(reader, back), self._pump(there, writer))
-        del self._connections[task]
-        for each in (writer, back):
-            if each is not None:
-                each.close()
+        else:
+            await super()._connected(reader, writer)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while chunk := await reader.read(CHUNK):
-            if self._held is not None and self._held in chunk:
-                await self._go_on.wait()
-            writer.write(chunk)
-            await writer.drain()
-        writer.close()
+    async def _pass(self, chunk: bytes) -> None:
+        if self._held is not None and self._held in chunk:
+            await self._go_on.wait()
