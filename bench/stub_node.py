@@ -18,7 +18,6 @@ from prefix_index.event_log import EventLog
 
 VOCABULARY, BLOCK_SIZE = 1000, 16
 FRAME_SECONDS = 0.01  # between two frames of a stream: tokens that do not come in one read
-STATE_SECONDS = 0.01  # between two states at least, as routers ask for
 HEARTBEAT = 0.3
 
 ADMITTED = "kvmesh-admitted"
@@ -82,6 +81,7 @@ class StubNode(rpc.CacheNodeServicer):
     ) -> None:
         changed = asyncio.Event()
         self._changed.add(changed)
+        interval = request.interval.ToMicroseconds() / 1e6
         events = self._log.subscribe(changed)
         leases = self._leases.subscribe(request.router_id, changed)
         try:
@@ -99,7 +99,7 @@ class StubNode(rpc.CacheNodeServicer):
                 await context.write(state)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), HEARTBEAT)
-                await asyncio.sleep(STATE_SECONDS)
+                await asyncio.sleep(interval)
         finally:
             self._changed.discard(changed)
             self._leases.unsubscribe(request.router_id, leases)

@@ -111,12 +111,12 @@ def committed_blocks(roster: Roster, pool: BlockPool, share: float) -> int:
 
 def most_growth(sequence: Sequence, pool: BlockPool) -> int:
     """Blocks that a sequence, and the samples that it will be forked into, can still take."""
-    copies = max(1, sequence.unmade_samples)
     longest = pool.blocks_for(sequence.max_len)
-    held = pool.blocks_for(len(sequence.tokens))
-    # A fork shares the whole blocks of the prompt, and copies the last one if that is not full.
-    shared = sequence.prompt_tokens // pool.block_size
-    return longest - held + (copies - 1) * (longest - shared) + _pending_copy(sequence, pool)
+    grown = longest - pool.blocks_for(len(sequence.tokens)) + _pending_copy(sequence, pool)
+    if (copies := sequence.unmade_samples) > 1:
+        # A fork shares the whole blocks of the prompt, and copies the last one if that is not full.
+        grown += (copies - 1) * (longest - sequence.prompt_tokens // pool.block_size)
+    return grown
 
 
 def most_blocks(sequence: Sequence, pool: BlockPool) -> int:

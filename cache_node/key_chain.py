@@ -4,7 +4,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from prefix_index.keys import next_key
+from prefix_index.keys import TOKEN_BYTES, next_key
 
 
 class BlockContent(NamedTuple):
@@ -33,10 +33,19 @@ class KeyChain:
         """The first `count` blocks' contents; `tokens` must hold that many whole blocks."""
         while len(self._contents) < count:
             start = len(self._contents) * self._block_size
-            packed = pack(tokens[start : start + self._block_size])
-            parent = self.parent(len(self._contents))
-            self._contents.append(BlockContent(next_key(parent, packed), parent, packed))
+            self._add(pack(tokens[start : start + self._block_size]))
         return self._contents[:count]
+
+    def _add(self, packed: bytes) -> None:
+        parent = self.parent(len(self._contents))
+        self._contents.append(BlockContent(next_key(parent, packed), parent, packed))
+
+    def extend_packed(self, tokens: bytes | bytearray) -> Sequence[BlockContent]:
+        """The contents of all whole blocks of `tokens`, which are packed from the start."""
+        size = self._block_size * TOKEN_BYTES
+        for start in range(len(self._contents) * size, len(tokens) - size + 1, size):
+            self._add(bytes(tokens[start : start + size]))
+        return self._contents
 
     def parent(self, block: int) -> bytes:
         """Key before the block at place `block`, whose predecessors must have been hashed."""

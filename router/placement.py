@@ -40,12 +40,12 @@ class Held(NamedTuple):
     cached: dict[str, Match]
     sent: dict[str, Sent]
 
-    def longest(self) -> set[str]:
+    def longest(self) -> list[str]:
         """Names of the nodes that have most of it, MOST at most."""
         blocks = {name: sent.blocks for name, sent in self.sent.items()}
         for name, (gpu, cpu) in self.cached.items():
             blocks[name] = max(gpu + cpu, blocks.get(name, 0))
-        return set(nlargest(MOST, blocks, key=blocks.__getitem__))
+        return nlargest(MOST, blocks, key=blocks.__getitem__)
 
 
 class Placed(NamedTuple):
@@ -93,11 +93,8 @@ class Placement:
         """On a node with room, while there is one. Raises UNAVAILABLE when none is up, those at an
         address in `tried` apart.
         """
-        left = self._registry.up
-        if tried:
-            left = [node for node in left if node.address not in tried]
         held = self._held(prompt)
-        nodes = self._some_with_room(left, model, size, held) or self._all_with_room(left, size)
+        nodes = self._some_with_room(model, size, held, tried) or self._all_with_room(size, tried)
         candidates = self._candidates(held, model, nodes)
         choice = self.choose(prompt, model, candidates)
         node = next(node for node in nodes if node.name == choice.candidate.node)
@@ -114,21 +111,22 @@ class Placement:
         return Placed(node, choice, candidates, reservation)
 
     def _some_with_room(
-        self, nodes: Sequence[Node], model: Model, size: RequestSize, held: Held
+        self, model: Model, size: RequestSize, held: Held, tried: Collection[str]
     ) -> list[Node]:
         """Of a fleet too large to weigh each node: those with most of the prompt, and some others.
         None of a small fleet, or if the policy has to see all.
         """
-        if len(nodes) <= 2 * MOST or self._chooser_for(model).needs_all:
+        up = self._registry.up
+        if len(up) <= 2 * MOST or self._chooser_for(model).needs_all:
             return []
-        longest = held.longest()
-        some = [node for node in nodes if node.name in longest] if longest else []
-        drawn = self._rng.sample(nodes, MOST)
-        some += [node for node in drawn if node.name not in longest]
-        return self._watermark.with_room(self._eligibility.of(some), size)
+        some = self._registry.up_named(held.longest())
+        holders = set(some)
+        some += [node for node in self._rng.sample(up, MOST) if node not in holders]
+        return self._watermark.with_room(self._eligibility.of(_without(tried, some)), size)
 
-    def _all_with_room(self, nodes: Sequence[Node], size: RequestSize) -> list[Node]:
+    def _all_with_room(self, size: RequestSize, tried: Collection[str]) -> list[Node]:
         """Or all that may get requests, if none has room."""
+        nodes = _without(tried, self._registry.up)
         eligible = self._eligibility.of(nodes)
         if nodes and not eligible:
             raise unavailable("the cache nodes that are up have failed, they rest for a while")
@@ -202,6 +200,11 @@ class Placement:
         left_out = [node for node in self._registry.nodes if node.name not in known]
         considered = [_candidate(each, costs.get(each.node, FREE), prompt.count) for each in ranked]
         return considered + [_excluded(each) for each in left_out]
+
+
+def _without(tried: Collection[str], nodes: Sequence[Node]) -> Sequence[Node]:
+    """Those at other addresses."""
+    return [node for node in nodes if node.address not in tried] if tried else nodes
 
 
 def _candidate(candidate: Candidate, cost: Cost, prompt_tokens: int) -> pb.RouteCandidate:

@@ -1,6 +1,7 @@
 """The nodes that this router knows: those of its configuration, then those that were found."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import grpc
 import structlog
@@ -12,6 +13,14 @@ from router.node import CHANNEL_OPTIONS, Health, Node
 log = structlog.get_logger("router")
 
 UP = Health.NODE_HEALTH_UP  # an enum of protobuf takes a microsecond to look up
+
+
+class _There(NamedTuple):
+    """What each request asks for several times: a look at 2,000 nodes takes 60 µs."""
+
+    up: list[Node]
+    up_named: dict[str, Node]
+    largest_pool: int | None
 
 
 class Registry:
@@ -31,6 +40,7 @@ class Registry:
             self.add(address)
         self._listeners: list[Callable[[], None]] = []
         self._on_join: list[Callable[[Node], None]] = []
+        self._found: _There | None = None  # until something changes
 
     def add(self, address: str, certified: str | None = None) -> Node:
         """A node that nothing is known of yet. With TLS its certificate is for the host `certified`
@@ -45,6 +55,7 @@ class Registry:
     async def remove(self, node: Node) -> None:
         """Forgets a node that is away."""
         self.nodes.remove(node)
+        self._found = None
         log.info("node_forgotten", node=node.name, address=node.address)
         await node.channel.close()
 
@@ -56,14 +67,27 @@ class Registry:
         self._on_join.append(listener)
 
     @property
-    def up(self) -> list[Node]:
+    def up(self) -> Sequence[Node]:
         """The nodes that take new requests."""
-        return [node for node in self.nodes if node.health == UP]
+        return self._there.up
+
+    def up_named(self, names: Iterable[str]) -> list[Node]:
+        """Those of `up` with these names, in this order."""
+        named = self._there.up_named
+        return [named[name] for name in names if name in named]
 
     @property
     def largest_pool(self) -> int | None:
         """Blocks of the largest node that is there; None if there is none."""
-        return max((node.num_blocks for node in self.nodes if node.accepted), default=None)
+        return self._there.largest_pool
+
+    @property
+    def _there(self) -> "_There":
+        if self._found is None:
+            up = [node for node in self.nodes if node.health == UP]
+            largest = max((node.num_blocks for node in self.nodes if node.accepted), default=None)
+            self._found = _There(up, {node.name: node for node in up}, largest)
+        return self._found
 
     def name_taken(self, name: str, by_other_than: Node) -> Node | None:
         """The other node of that name, which ledger and index would take for the same one."""
@@ -83,6 +107,7 @@ class Registry:
                 listener(node)
         node.name, node.num_blocks, node.epoch = info.name, info.num_blocks, info.epoch
         node.max_num_seqs = info.max_num_seqs
+        self._found = None
         node.metrics_url = _metrics_url(node.address, info)
         if not node.accepted:
             self.set_health(node, Health.NODE_HEALTH_CONNECTING)
@@ -92,7 +117,7 @@ class Registry:
         node.detail = detail
         if not changed:
             return
-        node.health = health
+        node.health, self._found = health, None
         log.info(
             "node",
             node=node.name,

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from bench.sim.config import SCHEDULING
 from bench.sim.quiet import pass_quietly, quiet_steps
-from bench.sim.step_model import Shape, StepModel, shape_of
+from bench.sim.step_model import StepModel, shape_of
 from bench.trivial_executor import TOKEN
 from cache_node.commitment import Adaptive, Commitment, Strict
 from cache_node.limits import Limits
@@ -201,8 +201,7 @@ class SimNode:
         """Lets quiet steps go by, unless something comes."""
         running = self.scheduler.roster.running
         rows, reads = len(running), sum(each.num_computed + 1 for each in running)
-        shapes = (Shape(0, 0, rows, reads + rows * i) for i in range(steps))
-        seconds = map(self._model.seconds, shapes)
+        seconds = self._model.decoding(rows, reads, steps)
         self._ends = list(accumulate(seconds, initial=self._loop.time()))[1:]
         self._timer = self._loop.call_at(self._ends[-1], self._passed)
 

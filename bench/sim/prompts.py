@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from bench.load.prompt import Prompt as Pieces
 from bench.requests import ROOT
 from cache_node.key_chain import KeyChain
+from prefix_index.keys import TOKEN_BYTES
 
 FIRST_TOKEN = 1000
 """Of the first piece. Smaller ones are left for outputs."""
@@ -32,10 +33,13 @@ class Prompts:
 
     def write(self, pieces: Pieces) -> Prompt:
         tokens: list[int] = []
+        packed = bytearray()
         for piece in pieces:
-            tokens += [self._number(piece.name)] * piece.tokens
+            number = self._number(piece.name)
+            tokens += [number] * piece.tokens
+            packed += number.to_bytes(TOKEN_BYTES, "little") * piece.tokens
         keys = KeyChain(ROOT, self._block_size)
-        contents = keys.extend_to(tokens, len(tokens) // self._block_size)
+        contents = keys.extend_packed(packed)
         hittable = (len(tokens) - 1) // self._block_size
         return Prompt(tokens, keys, [content.key for content in contents[:hittable]])
 

@@ -40,6 +40,7 @@ from router.sender import Sender
 from router.start_gate import StartGate
 from router.tenant_directory import TenantDirectory
 from router.tenants import EVERYBODY
+from router.watcher import state_interval
 from router.watermark import Marks, Watermark
 
 
@@ -98,6 +99,7 @@ class SimRouter:
 
     def add_nodes(self, nodes: Sequence[SimNode]) -> "list[Watch]":
         """They are up from now on."""
+        interval = state_interval(len(nodes))
         channels = [SimChannel(node, self._prompts.__getitem__) for node in nodes]
         return [
             Watch(
@@ -106,6 +108,7 @@ class SimRouter:
                 self._registry,
                 self._index,
                 self.ledger,
+                interval,
                 self._index_delay,
             )
             for node, channel in zip(nodes, channels, strict=True)

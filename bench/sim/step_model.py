@@ -44,6 +44,13 @@ class StepModel:
             + self.decode_read * shape.decode_reads
         )
 
+    def decoding(self, rows: int, reads: int, steps: int) -> list[float]:
+        """Seconds of each of so many steps that give each of `rows` a token; `reads` is what the
+        first one reads.
+        """
+        rest = self.step + self.decode_row * rows
+        return [rest + self.decode_read * read for read in range(reads, reads + rows * steps, rows)]
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:

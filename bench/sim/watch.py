@@ -12,10 +12,9 @@ from router.index import Index
 from router.ledger import Ledger
 from router.node import Health, Node
 from router.registry import Registry
-from router.watcher import FIRST_RETRY, LAST_RETRY, STATE_INTERVAL
+from router.watcher import FIRST_RETRY, LAST_RETRY
 
 UP, DOWN = Health.NODE_HEALTH_UP, Health.NODE_HEALTH_DOWN
-INTERVAL = STATE_INTERVAL.nanos / 1e9  # seconds between two reports at least
 
 
 class Watch:
@@ -30,16 +29,19 @@ class Watch:
         registry: Registry,
         index: Index,
         ledger: Ledger,
+        interval: float,
         delay: float,
     ) -> None:
+        """`interval`: seconds between two reports at least."""
         self.node = node
         self._registry, self._index, self._ledger = registry, index, ledger
-        self._delay = delay
+        self._interval, self._delay = interval, delay
         self._loop = asyncio.get_running_loop()
         self._known = Node(node.name, channel, node.name, breaker=Breaker(self._loop.time))
         registry.nodes.append(self._known)
         self._events: Subscription
-        self._reporting = False
+        self._reporting = False  # one is under way
+        self._next = 0.0  # the time from which on there may be another
         node.on_change = self.changed
         self._join()
 
@@ -47,7 +49,7 @@ class Watch:
         """The node's load or cache has: there will be a report."""
         if not self._reporting:
             self._reporting = True
-            self._loop.call_later(INTERVAL, self._report)
+            self._loop.call_at(max(self._loop.time(), self._next), self._report)
 
     def fail(self, seconds: float) -> None:
         """The node's process dies, and another is there after so long."""
@@ -81,6 +83,7 @@ class Watch:
             self._send_report()
 
     def _send_report(self) -> None:
+        self._next = self._loop.time() + self._interval
         load, batch = self.node.load(), self._events.take()
         events = None if batch is None else batch.to_proto()
         if self._delay:

@@ -90,6 +90,7 @@ class StubNode(rpc.CacheNodeServicer):
         self.changed: set[asyncio.Event] = set()
         self.silent = False
         self.with_events: bool | None = None
+        self.interval = 0.0  # seconds, that the last watcher asked for
         self.draining = False
         self.last_sequence: dict[str, int] = {}
         self.counted = (0, 0)  # queried tokens and hits that it tells of
@@ -128,6 +129,7 @@ class StubNode(rpc.CacheNodeServicer):
         changed = asyncio.Event()
         self.changed.add(changed)
         self.with_events = request.include_events  # of the last watcher
+        self.interval = request.interval.ToTimedelta().total_seconds()
         events = self.log.subscribe(changed) if request.include_events else None
         leases = self.leases.subscribe(request.router_id, changed)
         try:

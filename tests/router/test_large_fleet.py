@@ -19,7 +19,10 @@ from router.placement import MOST, Placement
 from router.prompt import Prompt
 from router.registry import Registry
 from router.request_size import RequestSize
+from router.watcher import state_interval
 from router.watermark import Marks, Watermark
+from tests.router.fleet_fixture import running_fleet
+from tests.router.stub_node import StubNode
 
 NODES, POOL = 500, 100  # blocks
 SIZE = RequestSize(2 * MODEL.block_size, 1, 1, MODEL.block_size)
@@ -120,3 +123,17 @@ async def test_round_robin_visits_every_node():
     seen = {fleet.place(number, keys_of(number)).node.name for number in range(NODES)}
     assert len(seen) == NODES
     await fleet.registry.close()
+
+
+def test_nodes_of_a_larger_fleet_report_less_often():
+    assert [state_interval(nodes) for nodes in (1, 10, 64, 250, 2000)] == [
+        *(0.01, 0.01, 0.064),
+        *(0.25, 0.25),
+    ]
+
+
+async def test_routers_ask_for_it(monkeypatch):
+    monkeypatch.setattr("router.watcher.STATES", 20)
+    nodes = StubNode("node-0"), StubNode("node-1")
+    async with running_fleet(*nodes):
+        assert [node.interval for node in nodes] == [0.1, 0.1]
