@@ -9,7 +9,7 @@ from cache_node.sampling import SamplingParams
 from cache_node.sequence import Request
 from kvmesh import validation
 from kvmesh.errors import Code, RequestError, invalid, unimplemented
-from kvmesh.packing import unpack_tokens
+from kvmesh.packing import Tokens, all_below, unpacked
 from kvmesh.v1 import cache_node_pb2, generate_pb2
 from prefix_index.keys import root_key
 
@@ -76,15 +76,16 @@ class Admission:
         if message.adapter:
             raise unimplemented("adapter", "no adapters are served by this version, leave it empty")
 
-    def _prompt(self, message: cache_node_pb2.NodeGenerateRequest) -> list[int]:
+    def _prompt(self, message: cache_node_pb2.NodeGenerateRequest) -> "Tokens[int]":
         try:
-            tokens = unpack_tokens(message.token_ids)
+            tokens = unpacked(message.token_ids)
         except ValueError:
             size = len(message.token_ids)
             problem = f"must be packed uint32, a multiple of 4 bytes, has {size}"
             raise invalid("token_ids", problem) from None
         validation.check_prompt_length(len(tokens), self.info.max_model_len)
-        validation.check_token_ids("token_ids", tokens, self.info.vocab_size)
+        if not all_below(message.token_ids, self.info.vocab_size):
+            validation.check_token_ids("token_ids", tokens, self.info.vocab_size)
         return tokens
 
     def _check_size(self, prompt_tokens: int, params: SamplingParams) -> None:

@@ -1,9 +1,9 @@
 """The block keys of one growing sequence."""
 
-import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvmesh.packing import pack_tokens
 from prefix_index.keys import TOKEN_BYTES, next_key
 
 
@@ -33,7 +33,7 @@ class KeyChain:
         """The first `count` blocks' contents; `tokens` must hold that many whole blocks."""
         while len(self._contents) < count:
             start = len(self._contents) * self._block_size
-            self._add(pack(tokens[start : start + self._block_size]))
+            self._add(pack_tokens(tokens[start : start + self._block_size]))
         return self._contents[:count]
 
     def _add(self, packed: bytes) -> None:
@@ -50,8 +50,3 @@ class KeyChain:
     def parent(self, block: int) -> bytes:
         """Key before the block at place `block`, whose predecessors must have been hashed."""
         return self._contents[block - 1].key if block else self._root
-
-
-def pack(tokens: Sequence[int]) -> bytes:
-    """Token ids as little-endian uint32."""
-    return struct.pack(f"<{len(tokens)}I", *tokens)

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from cache_node.free_list import Block
-from cache_node.key_chain import BlockContent, pack
+from cache_node.key_chain import BlockContent
+from kvmesh.packing import pack_tokens
 
 MAX_SIBLINGS = 16
 """Blocks after one parent that a partial match looks at, the newest first."""
@@ -37,7 +38,7 @@ class KeyIndex:
         """The block after `parent` that shares the longest beginning with `tokens`, and how many
         tokens that is; None when no block shares one.
         """
-        wanted = pack(tokens)
+        wanted = pack_tokens(tokens)
         siblings = islice(reversed(self._children.get(parent, {})), MAX_SIBLINGS)
         best = max(
             ((_shared(block.tokens, wanted), block) for block in siblings),

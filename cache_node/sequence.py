@@ -7,6 +7,7 @@ from enum import Enum, auto
 from cache_node.key_chain import KeyChain
 from cache_node.sampling import Choice, SampleSpec, SamplingParams, TokenLogprobs
 from cache_node.step_plan import BlockId
+from kvmesh.packing import Tokens, tokens_of
 
 
 class State(Enum):
@@ -61,7 +62,8 @@ class Request:
 
     def __post_init__(self) -> None:
         for index, progress in enumerate(self.resumed or (Progress(()),)):
-            tokens = [*self.prompt, *progress.output]
+            tokens = tokens_of(self.prompt)
+            tokens.extend(progress.output)
             state = State.FINISHED if progress.finished else State.WAITING
             self.sequences.append(Sequence(self, tokens, self.keys.fork(), index, state))
         self.leader = self.live[0]
@@ -87,7 +89,7 @@ class Sequence:
     """
 
     request: Request
-    tokens: list[int]
+    tokens: "Tokens[int]"
     keys: KeyChain
     sample_index: int = 0
     state: State = State.WAITING
@@ -121,7 +123,7 @@ class Sequence:
 
     @property
     def output(self) -> Seq[int]:
-        return self.tokens[self.prompt_tokens :]
+        return self.tokens[self.prompt_tokens :].tolist()
 
     @property
     def num_output(self) -> int:
@@ -162,7 +164,7 @@ class Sequence:
         """Another sample of the computed prompt, with its own references on the same blocks."""
         sample = Sequence(
             self.request,
-            list(self.request.prompt),
+            tokens_of(self.request.prompt),
             self.keys.fork(),
             sample_index,
             State.RUNNING,

@@ -46,7 +46,8 @@ class Step:
         start = sequence.num_computed
         end = min(len(sequence.tokens), start + self.budget)
         complete = end == len(sequence.tokens)
-        wanted, targets = sequence.params.prompt_logprobs, []
+        wanted = sequence.params.prompt_logprobs
+        targets: Seq[int] = ()
         if sequence.scores_prompt:
             targets = sequence.tokens[start + 1 : min(end + 1, sequence.prompt_tokens)]
         self.rows.append(

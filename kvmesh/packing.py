@@ -5,17 +5,29 @@ import sys
 from array import array
 from collections.abc import Iterable
 
+Tokens = array  # of "I": 4 bytes a token, where a list takes up to 40
+
+
+def tokens_of(values: Iterable[int]) -> "Tokens[int]":
+    """Raises OverflowError for a token id outside [0, 2^32)."""
+    return array("I", values)
+
 
 def pack_tokens(tokens: Iterable[int]) -> bytes:
     """Token ids as little-endian uint32. Raises OverflowError for one outside [0, 2^32)."""
     return _little_endian(array("I", tokens)).tobytes()
 
 
-def unpack_tokens(packed: bytes) -> list[int]:
+def unpacked(packed: bytes | bytearray) -> "Tokens[int]":
     """The token ids in `packed`. Raises ValueError when its length is not a multiple of 4."""
     values = array("I")
     values.frombytes(packed)
-    return _little_endian(values).tolist()
+    return _little_endian(values)
+
+
+def unpack_tokens(packed: bytes) -> list[int]:
+    """The same as a list."""
+    return unpacked(packed).tolist()
 
 
 def all_below(packed: bytes, limit: int) -> bool:

@@ -5,11 +5,12 @@ from functools import partial
 from hashlib import blake2b
 
 from bench.baselines.job import Job, Machine, Served
-from cache_node.key_chain import KeyChain, pack
+from cache_node.key_chain import KeyChain
 from cache_node.sampling import SamplingParams
 from cache_node.scheduler import Scheduler
 from cache_node.scheduling import make_scheduler
 from cache_node.sequence import Request
+from kvmesh.packing import pack_tokens
 from prefix_index.keys import KEY_BYTES
 
 Root = Callable[[Job], bytes]
@@ -21,7 +22,7 @@ def _one_root(_job: Job) -> bytes:
 
 
 def _root_of_prompt(job: Job) -> bytes:
-    return blake2b(pack(job.prompt), digest_size=KEY_BYTES).digest()
+    return blake2b(pack_tokens(job.prompt), digest_size=KEY_BYTES).digest()
 
 
 def _scheduled(machine: Machine, jobs: Sequence[Job], *, root: Root, use_cache: bool) -> Served:

@@ -11,10 +11,9 @@ from grpc import aio
 from bench.sim.node import SimNode
 from bench.sim.prompts import Prompt
 from bench.trivial_executor import TOKEN
-from cache_node.key_chain import pack
 from cache_node.sampling import SamplingParams
 from cache_node.sequence import Progress, Request
-from kvmesh.packing import unpack_tokens
+from kvmesh.packing import pack_tokens, unpack_tokens
 from kvmesh.v1 import cache_node_pb2
 from kvmesh.v1 import generate_pb2 as pb
 
@@ -105,7 +104,7 @@ class SimCall:
     def _new_tokens(self) -> list[pb.SampleDelta]:
         output = self.request.leader.num_output - self._resumed
         count, self._told = output - self._told, output
-        return [pb.SampleDelta(token_ids=pack([TOKEN] * count))] if count else []
+        return [pb.SampleDelta(token_ids=pack_tokens([TOKEN] * count))] if count else []
 
     def _summary(self) -> pb.Summary:
         request = self.request

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from bench.load.prompt import Prompt as Pieces
 from bench.requests import ROOT
 from cache_node.key_chain import KeyChain
+from kvmesh.packing import unpacked
 from prefix_index.keys import TOKEN_BYTES
 
 FIRST_TOKEN = 1000
@@ -32,12 +33,10 @@ class Prompts:
         self._numbers: dict[str, int] = {}
 
     def write(self, pieces: Pieces) -> Prompt:
-        tokens: list[int] = []
         packed = bytearray()
         for piece in pieces:
-            number = self._number(piece.name)
-            tokens += [number] * piece.tokens
-            packed += number.to_bytes(TOKEN_BYTES, "little") * piece.tokens
+            packed += self._number(piece.name).to_bytes(TOKEN_BYTES, "little") * piece.tokens
+        tokens = unpacked(packed)
         keys = KeyChain(ROOT, self._block_size)
         contents = keys.extend_packed(packed)
         hittable = (len(tokens) - 1) // self._block_size

@@ -23,7 +23,7 @@ def pass_quietly(scheduler: Scheduler, commitment: Commitment, choice: Choice, s
     if not steps:
         return
     for sequence in scheduler.roster.running:
-        sequence.tokens += [choice.token] * (steps - 1)
+        sequence.tokens.extend([choice.token] * (steps - 1))
         reason = sequence.append(choice)
         assert reason is None  # then none of the others was a reason either
         sequence.num_computed += steps
