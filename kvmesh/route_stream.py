@@ -18,6 +18,10 @@ from kvmesh.v1 import inference_pb2_grpc
 
 MAX_ORDERS, MAX_BYTES = 64, 1 << 20  # of a message; a longer request goes by Route
 MAX_OWED = 1024  # orders that a stream has not answered; more wait here
+GATHER = 0.005
+"""Seconds that orders wait at most for the first answer to the message before theirs: a router that
+is at work takes them together (Nagle, RFC 896).
+"""
 UNSERVED = 60.0  # seconds until a router without streams is asked again
 
 _BROKEN = frozenset((Code.UNAVAILABLE, Code.CANCELLED))
@@ -147,6 +151,7 @@ class _Stream:
         self._waiting = deque([first])
         self._given_up: list[int] = []
         self._owed: dict[int, _Order] = {}
+        self._asking = False  # the last message has no answer yet
         self._ended = False
         self._call = router.RouteStream(self._messages(), metadata=metadata)
         threading.Thread(target=self._read, name="route-stream", daemon=True).start()
@@ -179,6 +184,7 @@ class _Stream:
     def _next_message(self) -> pb.RouteOrders | None:
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._given_up or self._next_order())
+            self._changed.wait_for(lambda: self._ended or not self._asking, GATHER)
             if self._ended:
                 return None
             message, size = pb.RouteOrders(given_up=self._given_up), 0
@@ -189,6 +195,7 @@ class _Stream:
                     break
                 self._owed[order.number] = self._waiting.popleft()
                 message.orders.append(order.to_proto())
+            self._asking = bool(message.orders)
             return message
 
     def _next_order(self) -> _Order | None:
@@ -210,6 +217,7 @@ class _Stream:
     def _answer(self, message: pb.RouteReplies) -> None:
         with self._changed:
             owed = [(self._owed.pop(reply.id, None), reply) for reply in message.replies]
+            self._asking = False
             self._changed.notify()
         for order, reply in owed:
             if order is not None:

@@ -96,6 +96,26 @@ def until_it_works(client):
     return done
 
 
+async def test_orders_that_come_while_the_router_owes_an_answer_go_together(options, monkeypatch):
+    monkeypatch.setattr("kvmesh.route_stream.GATHER", 60.0)
+    sizes, take = [], RouteStream._take
+
+    def counted(self, message):
+        sizes.append(len(message.orders))
+        take(self, message)
+
+    monkeypatch.setattr(RouteStream, "_take", counted)
+    async with running_fleet(node(num_blocks=8, script=Script(per_token=0.02)), **options) as fleet:
+        with client_of(fleet) as client:
+            work = [asyncio.create_task(asyncio.to_thread(big, client))]
+            await eventually(lambda: count(fleet, "claimed") == 1)
+            work.append(asyncio.create_task(asyncio.to_thread(big, client)))  # waits for room
+            await eventually(lambda: fleet.app.admission.in_flight == 2)
+            work += [asyncio.create_task(asyncio.to_thread(completed, client)) for _ in range(5)]
+            await asyncio.gather(*work)
+    assert sizes == [1, 1, 5]
+
+
 async def test_what_a_stream_owes_when_it_breaks_is_asked_again(options, streams):
     async with running_fleet(node(num_blocks=8, script=Script(per_token=0.01)), **options) as fleet:
         proxy = CutProxy(fleet.app.grpc_port)
