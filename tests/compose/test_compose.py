@@ -121,6 +121,11 @@ def test_grafana_shows_its_dashboards_to_everybody_and_asks_prometheus(project):
     poll(lambda: get(proxied, query="kvmesh_node_info")["data"]["result"], 60)
 
 
+def test_images_can_send_traces(project):
+    for service in ("router", "cache-node"):
+        project.compose("exec", "-T", service, "python", "-c", "import kvmesh.tracing")
+
+
 def test_a_container_writes_nowhere_but_to_its_volume(project):
     for service in ("router", "cache-node"):
         container = project.containers(service)[0]
