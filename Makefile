@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.kvmesh-installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-large compose-test lint kernels-static protos metrics dashboards load-test bench soak soak-node clean
+.PHONY: help install demo serve test test-large compose-test lint kernels-static protos metrics dashboards load-test sim-large bench soak soak-node clean
 
 help: ## Show what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' \
@@ -65,6 +65,10 @@ metrics: install ## Write docs/metrics.md from what the code registers
 
 dashboards: install ## Write Grafana's dashboards from compose/grafana
 	$(BIN)/python -m compose.grafana.build
+
+sim-large: install ## Simulate 2,000 nodes and 100,000 requests of TRACE=FILE, and say what that took
+	PYTHONMALLOC=malloc GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/kvmesh sim --trace $(TRACE) \
+		--nodes 2000 --requests 100000 --blocks 500 --profile accelerator --policy prefix-aware $(ARGS)
 
 bench: install ## Compare memory, caching and routing with other ways to serve; QUICK=1: in three minutes
 	$(BIN)/kvmesh bench all $(if $(QUICK),--quick) $(ARGS)
