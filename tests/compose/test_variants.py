@@ -1,5 +1,6 @@
 """compose.tls.yaml and compose.cluster.yaml on a real engine; that all files are right as files."""
 
+import json
 import re
 
 import httpx
@@ -12,6 +13,8 @@ from kvmesh.v1 import fleet_pb2
 from tests.compose.asking import all_up, check_that_the_second_request_hits, scraped
 from tests.compose.project import ROOT, Project, run, with_variant
 from tests.e2e.serving import poll
+
+VARIANTS = ("tls", "cluster", "gpu")
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(2400)]
 
@@ -75,7 +78,24 @@ def test_cluster_is_whole_again_when_a_server_has_started_again(cluster):
     poll(lambda: slots_served(cluster) == 16384 and modes(cluster) == {"INDEX_MODE_EXACT"}, 60)
 
 
-@pytest.mark.parametrize("variant", ["tls", "cluster", "gpu"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_service_fills_the_models_volume_before_all_others(variant):
+    """Two that do so at once are a fault of Docker's, now and then."""
+    shown = run("docker", "compose", *with_variant(variant), "config", "--format=json", timeout=60)
+    services = json.loads(shown)["services"]
+    first = services.pop("models")
+    users = {
+        name: service
+        for name, service in services.items()
+        if any(volume.get("source") == "models" for volume in service.get("volumes", ()))
+    }
+    assert "cache-node" in users
+    for service in users.values():
+        assert service["depends_on"]["models"]["condition"] == "service_completed_successfully"
+        assert service["image"] == first["image"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_the_file_is_right_as_a_file(variant):
     run("docker", "compose", *with_variant(variant), "config", "--quiet", timeout=60)
     head = (ROOT / "compose" / f"compose.{variant}.yaml").read_text().partition("services:")[0]
