@@ -18,6 +18,7 @@ class CutProxy:
         self._target = target
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
+        self._stopped = False
 
     async def start(self) -> Self:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
@@ -25,6 +26,7 @@ class CutProxy:
         return self
 
     async def stop(self) -> None:
+        self._stopped = True
         if self._server is not None:
             self._server.close()
         self.cut()
@@ -46,12 +48,16 @@ class CutProxy:
         self._connections[task] = writer
         back: asyncio.StreamWriter | None = None
         with suppress(OSError, asyncio.CancelledError):  # either side hung up, or `cut`
+            if self._stopped:
+                raise ConnectionAbortedError
             there, back = await asyncio.open_connection("127.0.0.1", self._target)
             await asyncio.gather(self._pump(reader, back), self._pump(there, writer))
-        del self._connections[task]
         for each in (writer, back):
             if each is not None:
                 each.close()
+                with suppress(OSError):
+                    await each.wait_closed()
+        del self._connections[task]
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Until one side is gone; then the other one goes too."""

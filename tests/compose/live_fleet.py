@@ -41,7 +41,9 @@ PREFIX = "You are the guide of a museum of clocks, and you know each of them by 
 async def live_fleet(
     model: Path, directory: Path, nodes: int = 2
 ) -> AsyncIterator[SimpleNamespace]:
-    """`redis`, `nodes`, `router` and `prometheus`, all up. `directory` is Prometheus' own."""
+    """`redis`, `nodes`, `router` and `prometheus`, all up and scraped once: a rate needs to have
+    seen a counter before it rises. `directory` is Prometheus' own.
+    """
     require_prometheus()
     async with AsyncExitStack() as stack:
         redis = RedisServer(directory)
@@ -68,6 +70,7 @@ async def live_fleet(
         prometheus = PrometheusServer(directory, targets, rules=RULES)
         stack.callback(prometheus.stop)
         prometheus.start()
+        await until(lambda: asyncio.to_thread(prometheus.scrapes), 30)
         yield SimpleNamespace(nodes=started, router=router, prometheus=prometheus)
 
 

@@ -96,7 +96,7 @@ def test_a_conversation_reuses_its_own_answers(executor, reference, prompts):
 def assert_reference(reference, sequences) -> None:
     """Every token is the reference's choice, or within a near-tie of it, which is reported."""
     for sequence in sequences:
-        prompt, output = sequence.tokens[: sequence.prompt_tokens], sequence.output
+        prompt, output = list(sequence.request.prompt), sequence.output
         logits = reference(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
         chosen = logits.gather(1, torch.tensor(output)[:, None]).squeeze(1)
         gap = float((logits.amax(dim=-1) - chosen).max())
