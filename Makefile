@@ -68,7 +68,8 @@ dashboards: install ## Write Grafana's dashboards from compose/grafana
 
 sim-large: install ## Simulate 2,000 nodes and 100,000 requests of TRACE=FILE, and say what that took
 	PYTHONMALLOC=malloc GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/kvmesh sim --trace $(TRACE) \
-		--nodes 2000 --requests 100000 --blocks 500 --profile accelerator --policy prefix-aware $(ARGS)
+		--nodes 2000 --requests 100000 --blocks 500 --profile accelerator --policy prefix-aware \
+		--max-num-batched-tokens 8192 $(ARGS)
 
 bench: install ## Compare memory, caching and routing with other ways to serve; QUICK=1: in three minutes
 	$(BIN)/kvmesh bench all $(if $(QUICK),--quick) $(ARGS)

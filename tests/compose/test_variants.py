@@ -81,8 +81,7 @@ def test_cluster_is_whole_again_when_a_server_has_started_again(cluster):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_one_service_fills_the_models_volume_before_all_others(variant):
     """Two that do so at once are a fault of Docker's, now and then."""
-    shown = run("docker", "compose", *with_variant(variant), "config", "--format=json", timeout=60)
-    services = json.loads(shown)["services"]
+    services = services_of(variant)
     first = services.pop("models")
     users = {
         name: service
@@ -93,6 +92,23 @@ def test_one_service_fills_the_models_volume_before_all_others(variant):
     for service in users.values():
         assert service["depends_on"]["models"]["condition"] == "service_completed_successfully"
         assert service["image"] == first["image"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_our_images_are_not_asked_of_a_registry(variant):
+    """Where nobody has pushed them, somebody may: they are built."""
+    own = {
+        name: service
+        for name, service in services_of(variant, "--profile", "tools").items()
+        if service["image"].startswith("kvmesh/")
+    }
+    assert set(own) == {"router", "cache-node", "models", "tools"}
+    assert {service["pull_policy"] for service in own.values()} == {"never"}
+
+
+def services_of(variant, *options):
+    command = ("docker", "compose", *with_variant(variant), *options, "config", "--format=json")
+    return json.loads(run(*command, timeout=60))["services"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
