@@ -9,6 +9,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from kvmesh.cli.main import app
+from kvmesh.cli.ports import free_ports
 
 KVMESH = (sys.executable, "-m", "kvmesh.cli")
 
@@ -142,7 +143,8 @@ def test_a_taken_port_is_named_before_anything_starts(taken_port, command, optio
     others = {"--http-port", "--grpc-port"} - {option} if command[0] != "node" else ()
     free = [argument for other in others for argument in (other, "0")]
     if command == ("serve",):
-        free = [argument if argument != "0" else str(taken_port - 1) for argument in free]
+        port = str(*free_ports("127.0.0.1", 1))
+        free = [argument if argument != "0" else port for argument in free]
     result = run(*command, option, str(taken_port), *free)
     assert result.exit_code == 1
     assert f"port {taken_port} on 127.0.0.1 is in use" in result.output
