@@ -32,8 +32,8 @@ Examples:
 
 Router policy, admission and index, scheduler and block pool are the product's own; time is virtual
 and steps take what a profile of measured constants says. The same seed gives the same report.
-`kvmesh bench sim` holds it against a real fleet. Thousands of nodes can take half the time in memory
-of large pages: PYTHONMALLOC=malloc GLIBC_TUNABLES=glibc.malloc.hugetlb=1 (Linux; `make sim-large`).
+`kvmesh bench sim` holds it against a real fleet. Thousands of nodes can take half the time in large
+pages of memory: PYTHONMALLOC=malloc GLIBC_TUNABLES=glibc.malloc.hugetlb=1 (see `make sim-large`).
 """
 
 
