@@ -16,7 +16,7 @@ UP = Health.NODE_HEALTH_UP  # an enum of protobuf takes a microsecond to look up
 
 
 class _There(NamedTuple):
-    """What each request asks for several times: a look at 2,000 nodes takes 60 µs."""
+    """What each request asks for several times: a look at 2,000 nodes takes 26 µs or more."""
 
     up: list[Node]
     up_named: dict[str, Node]

@@ -22,7 +22,7 @@ from router.silence import SilenceDetector
 log = structlog.get_logger("router")
 
 STATES = 1000
-"""A second, of all nodes together, at most: one takes a tenth of a millisecond."""
+"""A second at most that up to 250 nodes send together; more nodes keep to the longest interval."""
 INTERVALS = (0.01, 0.25)  # least and most seconds between two of a node
 INFO_TIMEOUT = 10.0  # seconds; tokenizer files are some MB
 FIRST_RETRY, LAST_RETRY = 0.1, 1.0  # seconds between attempts to reach a node
