@@ -39,6 +39,7 @@ class _Order:
     number: int
     request: bytes
     deadline: float | None  # of time.monotonic
+    token_ids: bytes  # of its prompt, which do not come back with the lease
     route: Route = field(default_factory=Future)
     again: bool = False  # it has been lost with a stream before
 
@@ -51,6 +52,8 @@ class _Order:
 
     def answer(self, reply: pb.RouteReply) -> None:
         if reply.WhichOneof("result") == "lease":
+            if self.token_ids:
+                reply.lease.dispatch.token_ids = self.token_ids
             if self.route.set_running_or_notify_cancel():
                 self.route.set_result(reply.lease)
         else:
@@ -85,11 +88,14 @@ class RouteStreams:
         self._closed = False
 
     def ask(self, request: pb.RouteRequest, timeout: float | None) -> Route:
-        """A lease, or the RequestError that Route would raise, or NotServedError, once they are
-        there. To cancel it gives the order up. `timeout` in seconds is for the router.
+        """A lease, or the RequestError that Route would raise, or NotServedError, when it is there.
+        To cancel it gives the order up. Takes over `request`; `timeout` in seconds is for the
+        router.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        order = _Order(next(self._numbers), request.SerializeToString(), deadline)
+        request.without_token_ids = True
+        raw, token_ids = request.SerializeToString(), request.request.token_ids
+        order = _Order(next(self._numbers), raw, deadline, token_ids)
         if len(order.request) > MAX_BYTES or time.monotonic() < self._unserved_until:
             order.fail(NotServedError())
         else:

@@ -4,8 +4,7 @@ arrival ─▶ places in the router ─▶ tenant's requests, a second and at on
 prompt  ─▶ tenant's tokens a second ─▶ queue until a node has room ─▶ dispatch
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
 from kvmesh.errors import invalid
 from router.charge import Charge, TokenAccount
@@ -14,6 +13,7 @@ from router.local_limits import LocalLimits
 from router.metadata import Pair
 from router.refused_error import refused
 from router.request_size import RequestSize
+from router.slot import Slot
 from router.start_gate import StartGate
 from router.tenant_directory import TenantDirectory
 from router.tenants import EVERYBODY, Tenant
@@ -67,22 +67,14 @@ class Admission:
         """See TenantDirectory.tenant_of."""
         return self._tenants.tenant_of(client)
 
-    @contextmanager
-    def slot(self, tenant: Tenant = EVERYBODY, count: int = 1) -> Iterator[None]:
-        """Takes `count` places for requests of `tenant`, until the block is left.
+    def slot(self, tenant: Tenant = EVERYBODY, count: int = 1) -> Slot:
+        """Takes `count` places for requests of `tenant`; the caller closes it.
 
         Raises RESOURCE_EXHAUSTED when the router, or the tenant, may not have so many now,
         INVALID_ARGUMENT when there are never so many.
         """
         self._check_places(tenant, count)
-        with self._limits.request(tenant, count):
-            self._places[tenant.name] = self._places.get(tenant.name, 0) + count
-            try:
-                yield
-            finally:
-                self._places[tenant.name] -= count
-                if not self._places[tenant.name]:
-                    del self._places[tenant.name]
+        return Slot(tenant, count, self._places, self._limits)
 
     async def start(
         self, tenant: Tenant, priority: int, size: RequestSize, deadline: float

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import (
     AbstractContextManager,
-    ExitStack,
     asynccontextmanager,
     closing,
     contextmanager,
@@ -100,7 +99,7 @@ class RouterCore:
         `bounded`.
         """
         with self.metrics.observed(endpoint):
-            tenant = EVERYBODY if client is None else self._admission.tenant_of(client)
+            tenant = EVERYBODY if client is None else self.tenant_of(client)
             with self._admission.slot(tenant) if bounded else nullcontext():
                 yield tenant
 
@@ -159,19 +158,27 @@ class RouterCore:
         generate = request.request
         # Before its place is counted: a tenant at its limit may go on elsewhere.
         attempt = self._leasing.next_attempt(caller.tenant, generate.request_id)
-        with self._entry(generate, caller) as entry, ExitStack() as holds:
-            holds.enter_context(self._admission.slot(caller.tenant))
-            job = await self._prepare(generate, caller, arrived, entry.trace)
-            entry.prepared = time.monotonic()
-            charge = holds.enter_context(closing(await self._admit(job, caller)))
-            entry.admitted = time.monotonic()
-            self._leasing.lease(job, request, attempt, holds, charge, response)
+        with self._entry(generate, caller) as entry:
+            holds = self._leasing.holds(self._admission.slot(caller.tenant))
+            try:
+                job = await self._prepare(generate, caller, arrived, entry.trace)
+                entry.prepared = time.monotonic()
+                holds.charge = charge = await self._admit(job, caller)
+                entry.admitted = time.monotonic()
+                self._leasing.lease(job, request, attempt, holds, charge, response)
+            except BaseException:
+                holds.close()
+                raise
             response.route.queue_us = int(charge.waited * 1e6)
             entry.report = response.route
 
+    def tenant_of(self, client: Iterable[Pair]) -> Tenant:
+        """See TenantDirectory.tenant_of."""
+        return self._admission.tenant_of(client)
+
     def check_leases(self, client: Iterable[Pair]) -> None:
         """Raises UNAUTHENTICATED for a client that is no tenant, UNIMPLEMENTED without a key."""
-        self._admission.tenant_of(client)
+        self.tenant_of(client)
         self._leasing.check_enabled()
 
     async def explain(self, request: pb.GenerateRequest, caller: Caller) -> pb.RouteReport:

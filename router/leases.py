@@ -11,15 +11,17 @@ its claim.
 """
 
 import asyncio
+import functools
+import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvmesh.lease import LeaseKey
 from kvmesh.v1 import cache_node_pb2 as node_pb
 from router.charge import Charge
+from router.holds import Holds
 from router.metrics import RouterMetrics
 from router.tenants import Tenant
 
@@ -33,13 +35,10 @@ _Key = tuple[str, str, int]  # node, request id, attempt
 _Request = tuple[str, str]  # the tenant's name, request id
 
 
-@dataclass(slots=True)
-class _Granted:
+class _Granted(NamedTuple):
     request: _Request
-    holds: ExitStack
+    holds: Holds
     charge: Charge
-    expiry: asyncio.TimerHandle
-    claimed: bool = False
 
 
 class Leases:
@@ -50,6 +49,9 @@ class Leases:
         self.seconds = seconds
         self._metrics = metrics
         self._granted: dict[_Key, _Granted] = {}
+        # When they expire, on the event loop's clock. All last as long: the first is the next.
+        self._unclaimed: dict[_Key, float] = {}
+        self._expiry: asyncio.TimerHandle | None = None
         self._newest: dict[_Request, _Key] = {}
         # Attempts that may be followed by another, which must not have the same number.
         self._broken_off: OrderedDict[_Request, int] = OrderedDict()
@@ -58,6 +60,10 @@ class Leases:
     def enabled(self) -> bool:
         """Whether this router has the fleet's key."""
         return self._key is not None
+
+    @functools.cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
 
     @property
     def open(self) -> int:
@@ -68,18 +74,20 @@ class Leases:
         request: node_pb.NodeGenerateRequest,
         node: str,
         salt: bytes,
-        holds: ExitStack,
+        holds: Holds,
         charge: Charge,
     ) -> bytes:
-        """A signed lease for `request` on the node called `node`. Takes over `holds`, which is
+        """A signed lease for `request` on the node called `node`. Takes over `holds`, which are
         closed when the lease ends, after `charge` has been told what it used.
         """
         assert self._key is not None
         lease = self._key.sign(request, node, salt, time.time() + self.seconds)
         key = (node, request.request_id, request.attempt)
-        timer = asyncio.get_running_loop().call_later(self.seconds + SLACK, self._expire, key)
         of = charge.tenant.name, request.request_id
-        self._granted[key] = _Granted(of, holds, charge, timer)
+        self._granted[key] = _Granted(of, holds, charge)
+        self._unclaimed[key] = self._loop.time() + self.seconds + SLACK
+        if self._expiry is None:
+            self._await_expiry()
         self._newest[of] = key
         self._broken_off.pop(of, None)
         self._metrics.lease("granted")
@@ -117,28 +125,36 @@ class Leases:
         self._end_all(claimed)
 
     def _claimed_on(self, node: str) -> list[_Key]:
-        return [key for key, each in self._granted.items() if key[0] == node and each.claimed]
+        return [key for key in self._granted if key[0] == node and key not in self._unclaimed]
 
     def _end_all(self, keys: Iterable[_Key]) -> None:
         for key in list(keys):
             self._end(key, "lost")
 
     def _claim(self, key: _Key) -> None:
-        granted = self._granted.get(key)
-        if granted is not None and not granted.claimed:
-            granted.claimed = True
-            granted.charge.used = granted.charge.expected  # until the node tells more
-            granted.expiry.cancel()
+        if self._unclaimed.pop(key, None) is not None:
+            charge = self._granted[key].charge
+            charge.used = charge.expected  # until the node tells more
             self._metrics.lease("claimed")
 
-    def _expire(self, key: _Key) -> None:
-        self._end(key, "expired")
+    def _await_expiry(self) -> None:
+        self._expiry = None
+        for expires in self._unclaimed.values():
+            self._expiry = self._loop.call_at(expires, self._expire)
+            return
+
+    def _expire(self) -> None:
+        now = self._loop.time()
+        due = itertools.takewhile(lambda each: each[1] <= now, self._unclaimed.items())
+        for key, _ in list(due):
+            self._end(key, "expired")
+        self._await_expiry()
 
     def _end(self, key: _Key, how: str) -> None:
         granted = self._granted.pop(key, None)
         if granted is None:
             return
-        granted.expiry.cancel()
+        self._unclaimed.pop(key, None)
         if self._newest.get(granted.request) == key:
             del self._newest[granted.request]
             if how in ("rerouted", "lost"):

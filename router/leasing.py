@@ -1,17 +1,17 @@
 """From a request that has passed every check to a lease for it."""
 
-from contextlib import ExitStack
-
 from google.protobuf import duration_pb2
 
 from kvmesh.errors import invalid, unimplemented
 from kvmesh.v1 import inference_pb2 as pb
 from router.charge import Charge
+from router.holds import Holds
 from router.job import Job
 from router.leases import Leases
 from router.ledger import Ledger
 from router.placement import Placed, Placement
 from router.sender import Sender
+from router.slot import Slot
 from router.tenants import Tenant
 
 MAX_AVOIDED = 64
@@ -56,12 +56,16 @@ class Leasing:
         """
         return self._leases.give_up(tenant, request_id) + 1
 
+    def holds(self, slot: Slot) -> Holds:
+        """What a request that has `slot` holds, so far."""
+        return Holds(self._ledger, slot)
+
     def lease(
         self,
         job: Job,
         request: pb.RouteRequest,
         attempt: int,
-        holds: ExitStack,
+        holds: Holds,
         charge: Charge,
         response: pb.RouteResponse,
     ) -> None:
@@ -72,17 +76,17 @@ class Leasing:
         Route of the same request has come before this one meanwhile.
         """
         placed = self._place(job, attempt, request)
-        holds.callback(self._ledger.release, placed.reservation)
-        dispatch = self._sender.request(job, placed, request.resume)
-        dispatch.ClearField("salt")  # travels in the lease
-        name, salt = placed.node.name, job.prompt.salt
-        lease = self._leases.grant(dispatch, name, salt, holds.pop_all(), charge)
+        holds.reservation = placed.reservation
+        dispatch = response.dispatch
+        self._sender.fill(dispatch, job, placed, request.resume)
+        salt = job.prompt.salt  # travels in the lease
+        response.lease = self._leases.grant(dispatch, placed.node.name, salt, holds, charge)
         response.address = placed.node.address
-        response.lease = lease
         response.expires_in.CopyFrom(self._expires_in)
         response.route.CopyFrom(self._sender.report(job, placed))
-        response.dispatch.CopyFrom(dispatch)
         response.tls = self._node_tls
+        if request.without_token_ids and job.request.HasField("token_ids"):
+            dispatch.ClearField("token_ids")
 
     def _place(self, job: Job, attempt: int, request: pb.RouteRequest) -> Placed:
         tried = self._placement.addresses(request.avoid) if request.avoid else ()

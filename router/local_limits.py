@@ -1,7 +1,6 @@
 """What each tenant uses through this router, against its limits."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.refused_error import RefusedError, refused
@@ -37,19 +36,17 @@ class LocalLimits:
         self._clock = clock
         self._accounts: dict[str, _Account] = {}
 
-    @contextmanager
-    def request(self, tenant: Tenant, count: int = 1) -> Iterator[None]:
-        """Counts `count` requests until the block is left. Raises RESOURCE_EXHAUSTED when that is
-        more than the tenant may have now.
+    def begin(self, tenant: Tenant, count: int = 1) -> None:
+        """`count` requests, until `end`. Raises RESOURCE_EXHAUSTED when that is more than the
+        tenant may have now.
         """
         account = self._account(tenant)
         self._check_concurrency(tenant, account, count)
         self._take(tenant, "requests_per_second", account.requests, count)
         account.running += count
-        try:
-            yield
-        finally:
-            account.running -= count
+
+    def end(self, tenant: Tenant, count: int = 1) -> None:
+        self._accounts[tenant.name].running -= count
 
     def take_tokens(self, tenant: Tenant, tokens: int) -> None:
         """Raises RESOURCE_EXHAUSTED when that is more than the tenant may have now."""

@@ -5,9 +5,9 @@ Never holds a prompt or an answer.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Self
 
 import structlog
 
@@ -26,16 +26,22 @@ LONGEST_ID, LONGEST_ERROR = 128, 500
 """Characters: of an id that was refused for its length, and of an error that quotes the client."""
 
 
-@dataclass(slots=True)
+_NO_REPORT, _NO_SUMMARY = pb.RouteReport(), pb.Summary()
+
+
+@dataclass(slots=True, eq=False)
 class Entry:
-    """Filled in as the request goes on. Times are time.monotonic's, in seconds."""
+    """Filled in as the request goes on, in its block; `keep` gets it when that is left.
+    Times are time.monotonic's, in seconds.
+    """
 
     endpoint: str
     request_id: str
     tenant: str
     started: float
-    report: pb.RouteReport = field(default_factory=pb.RouteReport)
-    summary: pb.Summary = field(default_factory=pb.Summary)
+    keep: Callable[["Entry"], None]
+    report: pb.RouteReport = field(default_factory=lambda: _NO_REPORT)
+    summary: pb.Summary = field(default_factory=lambda: _NO_SUMMARY)
     trace: Trace = UNTRACED
     prepared: float | None = None  # every check is passed, the prompt is tokens
     admitted: float | None = None
@@ -49,6 +55,23 @@ class Entry:
         """The first frame is there."""
         self.report, self.first_frame = report, time.monotonic()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _where: object) -> None:
+        if error is not None:
+            self._failed(error)
+        self.ended = time.monotonic()
+        self.keep(self)
+
+    def _failed(self, error: BaseException) -> None:
+        if isinstance(error, RequestError):
+            self.code, self.error = error.code, printable(error.message[:LONGEST_ERROR])
+        elif isinstance(error, asyncio.CancelledError | GeneratorExit):
+            self.code = Code.CANCELLED
+        else:
+            self.code = Code.INTERNAL
+
 
 class RequestLog:
     """Keeps each entry when its block is left, the newest last, and writes a line if told to."""
@@ -57,29 +80,17 @@ class RequestLog:
         self.last: deque[Entry] = deque(maxlen=KEPT)
         self._enabled = enabled
 
-    @contextmanager
     def entry(
         self, endpoint: str, request: pb.GenerateRequest, tenant: str, _client: Iterable[Pair] = ()
-    ) -> Iterator[Entry]:
+    ) -> Entry:
         """`_client`: its metadata."""
         request_id = printable(request.request_id[:LONGEST_ID])  # it may be a wrong one
-        entry = Entry(endpoint, request_id, tenant, time.monotonic())
-        try:
-            yield entry
-        except RequestError as error:
-            entry.code, entry.error = error.code, printable(error.message[:LONGEST_ERROR])
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
-            entry.code = Code.CANCELLED
-            raise
-        except BaseException:
-            entry.code = Code.INTERNAL
-            raise
-        finally:
-            entry.ended = time.monotonic()
-            self.last.append(entry)
-            if self._enabled:
-                _write(entry)
+        return Entry(endpoint, request_id, tenant, time.monotonic(), self._keep)
+
+    def _keep(self, entry: Entry) -> None:
+        self.last.append(entry)
+        if self._enabled:
+            _write(entry)
 
 
 def _write(entry: Entry) -> None:

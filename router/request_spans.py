@@ -8,8 +8,7 @@ request ── tokenize
 """
 
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 from grpc import aio
 
@@ -31,20 +30,18 @@ class TracedRequestLog(RequestLog):
         super().__init__(enabled)
         self._tracing = tracing
 
-    @contextmanager
     def entry(
         self, endpoint: str, request: pb.GenerateRequest, tenant: str, client: Iterable[Pair] = ()
-    ) -> Iterator[Entry]:
-        entered = super().entry(endpoint, request, tenant, client)
-        spans = None
-        try:
-            with entered as entry:
-                entry.trace = spans = RequestSpans(self._tracing, request, entry, client)
-                yield entry
-        finally:
-            if spans is not None:
-                spans.end()
-                entry.trace = UNTRACED  # the entry is kept, and the request with its prompt is not
+    ) -> Entry:
+        entry = super().entry(endpoint, request, tenant, client)
+        entry.trace = RequestSpans(self._tracing, request, entry, client)
+        return entry
+
+    def _keep(self, entry: Entry) -> None:
+        super()._keep(entry)
+        if isinstance(entry.trace, RequestSpans):
+            entry.trace.end()
+        entry.trace = UNTRACED  # the entry is kept, and the request with its prompt is not
 
 
 class RequestSpans(LogsOnce):

@@ -43,6 +43,7 @@ class RouteStream:
         self._news = asyncio.Event()
         self._written = asyncio.Event()
         self._closing = False
+        self._loop = asyncio.get_running_loop()
 
     async def serve(self) -> None:
         """Returns when the client has closed its side, or after `end`, and nothing is owed.
@@ -101,13 +102,14 @@ class RouteStream:
                 problem = f"the stream owes its limit of {MAX_OWED} answers"
                 self._refuse(number, refused("route_stream", problem, OWED_RETRY))
             else:
-                self._owed[number] = asyncio.create_task(self._answer(order))
+                self._owed[number] = self._loop.create_task(self._answer(order))
 
     async def _answer(self, order: pb.RouteOrder) -> None:
         message = pb.RouteReplies()
         reply = message.replies.add(id=order.id)
         try:
-            with self._core.arrival("route", self._client, bounded=False) as tenant:
+            with self._core.metrics.observed("route"):
+                tenant = self._core.tenant_of(self._client)
                 request = parse(order.request, pb.RouteRequest, self._max)
                 caller = Caller("route", tenant, self._client, _seconds(order))
                 await self._core.route(request, caller, reply.lease)

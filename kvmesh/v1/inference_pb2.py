@@ -27,7 +27,7 @@ from kvmesh.v1 import cache_node_pb2 as kvmesh_dot_v1_dot_cache__node__pb2
 from kvmesh.v1 import generate_pb2 as kvmesh_dot_v1_dot_generate__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvmesh/v1/inference.proto\x12\tkvmesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1akvmesh/v1/cache_node.proto\x1a\x18kvmesh/v1/generate.proto\"m\n\x0cRouteRequest\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x1a.kvmesh.v1.GenerateRequest\x12\r\n\x05\x61void\x18\x02 \x03(\t\x12!\n\x06resume\x18\x03 \x03(\x0b\x32\x11.kvmesh.v1.Resume\"\xef\x01\n\rRouteResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05lease\x18\x02 \x01(\x0c\x12)\n\x06prompt\x18\x03 \x01(\x0b\x32\x15.kvmesh.v1.NodePromptB\x02\x18\x01\x12-\n\nexpires_in\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12%\n\x05route\x18\x05 \x01(\x0b\x32\x16.kvmesh.v1.RouteReport\x12\x30\n\x08\x64ispatch\x18\x06 \x01(\x0b\x32\x1e.kvmesh.v1.NodeGenerateRequest\x12\x0b\n\x03tls\x18\x07 \x01(\x08\"F\n\x0bRouteOrders\x12%\n\x06orders\x18\x01 \x03(\x0b\x32\x15.kvmesh.v1.RouteOrder\x12\x10\n\x08given_up\x18\x02 \x03(\x04\"U\n\nRouteOrder\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\x0c\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"6\n\x0cRouteReplies\x12&\n\x07replies\x18\x01 \x03(\x0b\x32\x15.kvmesh.v1.RouteReply\"_\n\nRouteReply\x12\n\n\x02id\x18\x01 \x01(\x04\x12)\n\x05lease\x18\x02 \x01(\x0b\x32\x18.kvmesh.v1.RouteResponseH\x00\x12\x10\n\x06status\x18\x03 \x01(\x0cH\x00\x42\x08\n\x06result\"\x1f\n\nNodePrompt\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\"\x93\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x1f\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0f.kvmesh.v1.ChatH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"K\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\xe2\x02\n\tInference\x12\x45\n\x08Generate\x12\x1a.kvmesh.v1.GenerateRequest\x1a\x1b.kvmesh.v1.GenerateResponse0\x01\x12:\n\x05Route\x12\x17.kvmesh.v1.RouteRequest\x1a\x18.kvmesh.v1.RouteResponse\x12\x42\n\x0bRouteStream\x12\x16.kvmesh.v1.RouteOrders\x1a\x17.kvmesh.v1.RouteReplies(\x01\x30\x01\x12\x43\n\x08Tokenize\x12\x1a.kvmesh.v1.TokenizeRequest\x1a\x1b.kvmesh.v1.TokenizeResponse\x12I\n\nDetokenize\x12\x1c.kvmesh.v1.DetokenizeRequest\x1a\x1d.kvmesh.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvmesh/v1/inference.proto\x12\tkvmesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1akvmesh/v1/cache_node.proto\x1a\x18kvmesh/v1/generate.proto\"\x88\x01\n\x0cRouteRequest\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x1a.kvmesh.v1.GenerateRequest\x12\r\n\x05\x61void\x18\x02 \x03(\t\x12!\n\x06resume\x18\x03 \x03(\x0b\x32\x11.kvmesh.v1.Resume\x12\x19\n\x11without_token_ids\x18\x04 \x01(\x08\"\xef\x01\n\rRouteResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05lease\x18\x02 \x01(\x0c\x12)\n\x06prompt\x18\x03 \x01(\x0b\x32\x15.kvmesh.v1.NodePromptB\x02\x18\x01\x12-\n\nexpires_in\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12%\n\x05route\x18\x05 \x01(\x0b\x32\x16.kvmesh.v1.RouteReport\x12\x30\n\x08\x64ispatch\x18\x06 \x01(\x0b\x32\x1e.kvmesh.v1.NodeGenerateRequest\x12\x0b\n\x03tls\x18\x07 \x01(\x08\"F\n\x0bRouteOrders\x12%\n\x06orders\x18\x01 \x03(\x0b\x32\x15.kvmesh.v1.RouteOrder\x12\x10\n\x08given_up\x18\x02 \x03(\x04\"U\n\nRouteOrder\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\x0c\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"6\n\x0cRouteReplies\x12&\n\x07replies\x18\x01 \x03(\x0b\x32\x15.kvmesh.v1.RouteReply\"_\n\nRouteReply\x12\n\n\x02id\x18\x01 \x01(\x04\x12)\n\x05lease\x18\x02 \x01(\x0b\x32\x18.kvmesh.v1.RouteResponseH\x00\x12\x10\n\x06status\x18\x03 \x01(\x0cH\x00\x42\x08\n\x06result\"\x1f\n\nNodePrompt\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\"\x93\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x1f\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0f.kvmesh.v1.ChatH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"K\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\xe2\x02\n\tInference\x12\x45\n\x08Generate\x12\x1a.kvmesh.v1.GenerateRequest\x1a\x1b.kvmesh.v1.GenerateResponse0\x01\x12:\n\x05Route\x12\x17.kvmesh.v1.RouteRequest\x1a\x18.kvmesh.v1.RouteResponse\x12\x42\n\x0bRouteStream\x12\x16.kvmesh.v1.RouteOrders\x1a\x17.kvmesh.v1.RouteReplies(\x01\x30\x01\x12\x43\n\x08Tokenize\x12\x1a.kvmesh.v1.TokenizeRequest\x1a\x1b.kvmesh.v1.TokenizeResponse\x12I\n\nDetokenize\x12\x1c.kvmesh.v1.DetokenizeRequest\x1a\x1d.kvmesh.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,28 +36,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ROUTERESPONSE'].fields_by_name['prompt']._loaded_options = None
   _globals['_ROUTERESPONSE'].fields_by_name['prompt']._serialized_options = b'\030\001'
-  _globals['_ROUTEREQUEST']._serialized_start=126
-  _globals['_ROUTEREQUEST']._serialized_end=235
-  _globals['_ROUTERESPONSE']._serialized_start=238
-  _globals['_ROUTERESPONSE']._serialized_end=477
-  _globals['_ROUTEORDERS']._serialized_start=479
-  _globals['_ROUTEORDERS']._serialized_end=549
-  _globals['_ROUTEORDER']._serialized_start=551
-  _globals['_ROUTEORDER']._serialized_end=636
-  _globals['_ROUTEREPLIES']._serialized_start=638
-  _globals['_ROUTEREPLIES']._serialized_end=692
-  _globals['_ROUTEREPLY']._serialized_start=694
-  _globals['_ROUTEREPLY']._serialized_end=789
-  _globals['_NODEPROMPT']._serialized_start=791
-  _globals['_NODEPROMPT']._serialized_end=822
-  _globals['_TOKENIZEREQUEST']._serialized_start=825
-  _globals['_TOKENIZEREQUEST']._serialized_end=972
-  _globals['_TOKENIZERESPONSE']._serialized_start=974
-  _globals['_TOKENIZERESPONSE']._serialized_end=1049
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1051
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1133
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1135
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1169
-  _globals['_INFERENCE']._serialized_start=1172
-  _globals['_INFERENCE']._serialized_end=1526
+  _globals['_ROUTEREQUEST']._serialized_start=127
+  _globals['_ROUTEREQUEST']._serialized_end=263
+  _globals['_ROUTERESPONSE']._serialized_start=266
+  _globals['_ROUTERESPONSE']._serialized_end=505
+  _globals['_ROUTEORDERS']._serialized_start=507
+  _globals['_ROUTEORDERS']._serialized_end=577
+  _globals['_ROUTEORDER']._serialized_start=579
+  _globals['_ROUTEORDER']._serialized_end=664
+  _globals['_ROUTEREPLIES']._serialized_start=666
+  _globals['_ROUTEREPLIES']._serialized_end=720
+  _globals['_ROUTEREPLY']._serialized_start=722
+  _globals['_ROUTEREPLY']._serialized_end=817
+  _globals['_NODEPROMPT']._serialized_start=819
+  _globals['_NODEPROMPT']._serialized_end=850
+  _globals['_TOKENIZEREQUEST']._serialized_start=853
+  _globals['_TOKENIZEREQUEST']._serialized_end=1000
+  _globals['_TOKENIZERESPONSE']._serialized_start=1002
+  _globals['_TOKENIZERESPONSE']._serialized_end=1077
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1079
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1161
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1163
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1197
+  _globals['_INFERENCE']._serialized_start=1200
+  _globals['_INFERENCE']._serialized_end=1554
 # @@protoc_insertion_point(module_scope)

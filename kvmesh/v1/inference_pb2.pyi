@@ -35,6 +35,11 @@ class RouteRequest(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     AVOID_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
+    WITHOUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    without_token_ids: _builtins.bool
+    """Leaves the prompt out of `dispatch` if it has come as token ids: the client has them, and puts them in as they were
+    before it sends `dispatch` on. Without effect on another prompt.
+    """
     @_builtins.property
     def request(self) -> _generate_pb2.GenerateRequest:
         """The request that the lease shall cover. Its prompt and limits are part of the lease's digest.
@@ -58,10 +63,11 @@ class RouteRequest(_message.Message):
         request: _generate_pb2.GenerateRequest | None = ...,
         avoid: _abc.Iterable[_builtins.str] | None = ...,
         resume: _abc.Iterable[_cache_node_pb2.Resume] | None = ...,
+        without_token_ids: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["avoid", b"avoid", "request", b"request", "resume", b"resume"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["avoid", b"avoid", "request", b"request", "resume", b"resume", "without_token_ids", b"without_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -93,39 +93,6 @@ async def test_while_it_runs_it_holds_its_place_and_usage_is_counted(fleet):
     ) == 40  # fmt: skip
 
 
-async def test_an_unclaimed_lease_expires_and_gives_its_place_back(key_file, monkeypatch):
-    monkeypatch.setattr("router.leases.SLACK", 0.05)
-    node = StubNode(lease_key=KEY)
-    async with running_fleet(node, fleet_key_file=key_file, lease_time=0.1) as fleet:
-        lease = await route(fleet, "abc")
-        assert not fleet.app.ledger.idle
-        await eventually(lambda: fleet.idle)
-        assert count(fleet, "expired") == 1
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stream(lease)
-        assert caught.value.code() == Code.FAILED_PRECONDITION
-        assert not node.requests
-
-
-async def test_a_stream_may_take_longer_than_its_lease(key_file, monkeypatch):
-    monkeypatch.setattr("router.leases.SLACK", 0.05)
-    node = StubNode(lease_key=KEY, script=Script(per_token=0.02))
-    async with running_fleet(node, fleet_key_file=key_file, lease_time=0.1) as fleet:
-        lease = await route(fleet, "abc", 40)
-        async with grpc.aio.insecure_channel(lease.address) as channel:
-            stub = cache_node_pb2_grpc.CacheNodeStub(channel)
-            call = stub.Generate(lease.dispatch, metadata=((METADATA, lease.lease),))
-            for _ in range(25):  # half a second
-                await call.read()
-            assert fleet.app.ledger.in_flight("node-0") == 1
-            assert count(fleet, "expired") == 0
-            rest = 0
-            while await call.read() is not grpc.aio.EOF:
-                rest += 1
-            assert rest == 15
-        await eventually(lambda: fleet.idle)
-
-
 async def test_leases_count_against_the_routers_limit(key_file):
     async with running_fleet(
         StubNode(lease_key=KEY), fleet_key_file=key_file, max_in_flight=2

@@ -60,28 +60,35 @@ def test_requests_a_second_and_at_once():
     clock = Clock()
     limits = LocalLimits(clock)
     acme = tenant(requests_per_second=2, burst_seconds=1, concurrency=2)
-    with limits.request(acme), limits.request(acme):
-        error = refusal(limits.request(acme).__enter__)
-        assert error.message.startswith("concurrency: tenant acme is at its limit of 2")
-    error = refusal(limits.request(acme).__enter__)
+    limits.begin(acme)
+    limits.begin(acme)
+    error = refusal(lambda: limits.begin(acme))
+    assert error.message.startswith("concurrency: tenant acme is at its limit of 2")
+    limits.end(acme, 2)
+    error = refusal(lambda: limits.begin(acme))
     assert error.message.startswith("requests_per_second: tenant acme is at its limit of 2")
     assert error.retry_after == 0.5
-    with limits.request(tenant("zeta", requests_per_second=2)):
-        clock.now = 0.5
-        with limits.request(acme):
-            pass
+    zeta = tenant("zeta", requests_per_second=2)
+    limits.begin(zeta)
+    clock.now = 0.5
+    limits.begin(acme)
+    limits.end(acme)
+    assert not limits.idle
+    limits.end(zeta)
     assert limits.idle
 
 
 def test_other_limits_count_from_then_on_and_forget_nothing():
     clock = Clock()
     limits = LocalLimits(clock)
-    with limits.request(tenant(requests_per_second=1, burst_seconds=1)):
-        faster = tenant(requests_per_second=10, burst_seconds=1)
-        assert refusal(limits.request(faster).__enter__).retry_after == 0.1
-        assert refusal(limits.request(tenant(concurrency=1)).__enter__).retry_after
-    with limits.request(tenant()):
-        pass
+    slow = tenant(requests_per_second=1, burst_seconds=1)
+    limits.begin(slow)
+    faster = tenant(requests_per_second=10, burst_seconds=1)
+    assert refusal(lambda: limits.begin(faster)).retry_after == 0.1
+    assert refusal(lambda: limits.begin(tenant(concurrency=1))).retry_after
+    limits.end(slow)
+    limits.begin(tenant())
+    limits.begin(tenant())
 
 
 def usage(prompt=100, output=50):

@@ -1,0 +1,24 @@
+"""What a request under a lease holds of this router until it ends."""
+
+from router.charge import Charge
+from router.ledger import Ledger, Reservation
+from router.slot import Slot
+
+
+class Holds:
+    """Filled in as they are taken, all closed together. Idempotent."""
+
+    __slots__ = ("_ledger", "charge", "reservation", "slot")
+
+    def __init__(self, ledger: Ledger, slot: Slot) -> None:
+        self._ledger = ledger
+        self.slot = slot
+        self.charge: Charge | None = None
+        self.reservation: Reservation | None = None
+
+    def close(self) -> None:
+        if self.reservation is not None:
+            self._ledger.release(self.reservation)
+        if self.charge is not None:
+            self.charge.close()
+        self.slot.close()
