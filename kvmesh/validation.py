@@ -23,7 +23,10 @@ _RANGES = {
     "presence_penalty": (-2.0, 2.0, False),
     "frequency_penalty": (-2.0, 2.0, False),
 }
-_ANY_VALUE = frozenset(("max_tokens", "seed", "ignore_eos", "skip_special_tokens"))
+_ANY_VALUE = frozenset(
+    pb.SamplingParams.DESCRIPTOR.fields_by_name[name]
+    for name in ("max_tokens", "seed", "ignore_eos", "skip_special_tokens")
+)
 _CACHE_MODES = frozenset(pb.CacheMode.values())
 
 
@@ -45,9 +48,10 @@ def check_number(
 
 def check_sampling(params: pb.SamplingParams, vocab_size: int) -> None:
     """Raises INVALID_ARGUMENT for the first field that is wrong."""
-    given = {field.name: value for field, value in params.ListFields()}
-    if given.keys() <= _ANY_VALUE:
+    fields = params.ListFields()
+    if all(field in _ANY_VALUE for field, _ in fields):
         return  # most requests: a sixth of the time of the rest
+    given = {field.name: value for field, value in fields}
     for field, (least, greatest, open_below) in _RANGES.items():
         if field in given:
             check_number(field, given[field], least, greatest, open_below=open_below)

@@ -50,7 +50,7 @@ def root_key(
     return blake2b(framed, digest_size=KEY_BYTES, person=_ROOT_TAG).digest()
 
 
-def block_keys(root: bytes, token_ids: bytes, block_size: int) -> list[bytes]:
+def block_keys(root: bytes, token_ids: bytes | memoryview, block_size: int) -> list[bytes]:
     """Keys of the whole blocks of a prompt, in order; tokens after the last whole block have no
     key.
 

@@ -1,7 +1,6 @@
 """A request's path through the router, the same for gRPC and HTTP."""
 
 import os
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import (
@@ -254,7 +253,9 @@ class RouterCore:
         return self._request_timeout if timeout is None else min(timeout, self._request_timeout)
 
     def _resolve(self, request: pb.GenerateRequest, max_tokens: int) -> None:
-        request.request_id = request.request_id or os.urandom(16).hex()
-        request.sampling.max_tokens = max_tokens
-        if not request.sampling.HasField("seed"):
-            request.sampling.seed = secrets.randbits(64)
+        drawn, sampling = os.urandom(24), request.sampling
+        if not request.request_id:
+            request.request_id = drawn[:16].hex()
+        sampling.max_tokens = max_tokens
+        if not sampling.HasField("seed"):
+            sampling.seed = int.from_bytes(drawn[16:])

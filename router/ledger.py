@@ -9,7 +9,7 @@ the next request of a conversation does not find the node busy with the one befo
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvmesh.errors import Code, RequestError
@@ -39,7 +39,8 @@ class Reservation(NamedTuple):
         return self.request_id, self.attempt
 
 
-class Change(NamedTuple):
+@dataclass(slots=True)
+class Change:
     """What happened to a node's load since its last report, as far as this router knows.
 
     More dispatches add, first tokens and ends subtract: a part can be negative. Of `committed` and
@@ -54,34 +55,24 @@ class Change(NamedTuple):
     samples: int = 0
 
 
-NO_CHANGE = Change()
-
-
 @dataclass(slots=True)
 class _Account:
     sequence: int = 0
     reported: int = 0  # the last dispatch that the node's report counts
     held: dict[Key, Reservation] = field(default_factory=dict)
     prefilling: dict[Key, Reservation] = field(default_factory=dict)
-    change: Change = NO_CHANGE  # kept up with every event
+    change: Change = field(default_factory=Change)  # kept up with every event
     standing: Standing | None = None  # with this change; None until somebody asks
 
     def add(
         self, requests: int, prefill_tokens: int, blocks: int, committed: int, samples: int
     ) -> None:
-        now = self.change
-        self.become(
-            Change(
-                now.requests + requests,
-                now.prefill_tokens + prefill_tokens,
-                now.blocks + blocks,
-                now.committed + committed,
-                now.samples + samples,
-            )
-        )
-
-    def become(self, change: Change) -> None:
-        self.change, self.standing = change, None
+        change, self.standing = self.change, None
+        change.requests += requests
+        change.prefill_tokens += prefill_tokens
+        change.blocks += blocks
+        change.committed += committed
+        change.samples += samples
 
     def counts(self, reservation: Reservation) -> bool:
         """Whether the dispatch is in the node's report."""
@@ -172,22 +163,21 @@ class Ledger:
         held, prefilling = (
             _after(each, last_sequence) for each in (account.held, account.prefilling)
         )
-        change = NO_CHANGE
+        account.change, account.standing = Change(), None
         if held:
-            change = Change(
+            account.change = Change(
                 requests=len(held),
                 prefill_tokens=sum(each.prefill_tokens for each in prefilling),
                 blocks=sum(each.blocks for each in held),
                 committed=sum(each.committed for each in held),
                 samples=sum(each.samples for each in held),
             )
-        account.become(change)
         self._changed()
 
     def since_report(self, node: str) -> Change:
         """What to add to the node's last report."""
         account = self._accounts.get(node)
-        return NO_CHANGE if account is None else account.change
+        return Change() if account is None else replace(account.change)
 
     def standing(self, node: "Node") -> Standing:
         """The node's report with what to add to it."""

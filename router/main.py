@@ -8,7 +8,7 @@ import structlog
 import uvloop
 
 from kvmesh.addresses import host_and_port
-from kvmesh.process_memory import settle
+from kvmesh.process_memory import collect_rarely, settle
 from router.app import RouterApp
 from router.config import RouterConfig
 
@@ -29,6 +29,7 @@ async def serve(config: RouterConfig, on_ready: Callable[[RouterApp], None] | No
     try:
         await app.start()
         settle()
+        collect_rarely()
         log.info(
             "ready",
             http=f"{config.http_scheme}://{host_and_port(config.http_host, app.http_port)}",

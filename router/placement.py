@@ -97,7 +97,7 @@ class Placement:
         nodes = self._some_with_room(model, size, held, tried) or self._all_with_room(size, tried)
         candidates = self._candidates(held, model, nodes)
         choice = self.choose(prompt, model, candidates)
-        node = next(node for node in nodes if node.name == choice.candidate.node)
+        node = nodes[candidates.index(choice.candidate)]
         reservation = self._ledger.reserve(
             request_id,
             attempt,

@@ -19,7 +19,7 @@ class Sent(NamedTuple):
 
 class _Prompt(NamedTuple):
     epoch: int  # of the node
-    digits: bytes  # see _digits
+    digits: bytes  # the first byte of each key, see RecentPrompts._digits
     expires: float
 
 
@@ -48,6 +48,7 @@ class RecentPrompts:
         self._older: _Filed = {}
         self._noted = [0, 0]  # prompts: newer, older
         self._turns = clock() + life
+        self._last: tuple[Sequence[bytes], bytes] = (), b""  # keys, and their digits
 
     def note(self, node: str, epoch: int, keys: Sequence[bytes]) -> None:
         """A request with these block keys was sent there now."""
@@ -57,7 +58,7 @@ class RecentPrompts:
         if now >= self._turns or self._noted[0] >= MOST // 2:
             self._turn(now)
         self._noted[0] += 1
-        prompt = _Prompt(epoch, _digits(keys), now + self._life)
+        prompt = _Prompt(epoch, self._digits(keys), now + self._life)
         filed = self._newer
         for place in _places(len(keys)):
             key = keys[place]
@@ -68,7 +69,7 @@ class RecentPrompts:
 
     def withdraw(self, node: str, keys: Sequence[bytes]) -> None:
         """The request did not stay there after all."""
-        digits = _digits(keys)
+        digits = self._digits(keys)
         for filed in (self._newer, self._older):
             for place in _places(len(keys)):
                 prompts = filed.get(keys[place], {})
@@ -87,7 +88,7 @@ class RecentPrompts:
                 prompts = filed.get(keys[place])
                 if prompts is None or prompts.keys() <= found.keys():
                     continue
-                digits = digits or _digits(keys)
+                digits = digits or self._digits(keys)
                 for node, prompt in prompts.items():
                     if node not in found and prompt.expires > now:
                         found[node] = Sent(prompt.epoch, _shared(digits, prompt.digits, place + 1))
@@ -95,6 +96,17 @@ class RecentPrompts:
 
     def __len__(self) -> int:
         return sum(self._noted)
+
+    def _digits(self, keys: Sequence[bytes]) -> bytes:
+        """The first byte of each key. Small: to keep and free whole chains of 4 KB all the time
+        costs the allocator more than all else here. A join and a stride take a fifth of a loop's
+        time. Who notes a prompt has mostly just looked for it.
+        """
+        known, digits = self._last
+        if known is not keys:
+            digits = b"".join(keys)[::KEY_BYTES]
+            self._last = keys, digits
+        return digits
 
     def _turn(self, now: float) -> None:
         """If all of the newer ones have expired, none of them is kept."""
@@ -111,13 +123,6 @@ _PLACES = [(1 << power) - 1 for power in range(0, 64, STEP)]
 def _places(count: int) -> list[int]:
     """Of the keys at 1, 4, 16, 64, … blocks."""
     return _PLACES[: (count.bit_length() + STEP - 1) // STEP]
-
-
-def _digits(keys: Sequence[bytes]) -> bytes:
-    """The first byte of each key. Small: to keep and free whole chains of 4 KB all the time costs
-    the allocator more than all else here. A join and a stride take a fifth of a loop's time.
-    """
-    return b"".join(keys)[::KEY_BYTES]
 
 
 def _shared(digits: bytes, others: bytes, known: int) -> int:

@@ -69,24 +69,22 @@ class Registry:
     @property
     def up(self) -> Sequence[Node]:
         """The nodes that take new requests."""
-        return self._there.up
+        return (self._found or self._look()).up
 
     def up_named(self, names: Iterable[str]) -> list[Node]:
         """Those of `up` with these names, in this order."""
-        named = self._there.up_named
+        named = (self._found or self._look()).up_named
         return [named[name] for name in names if name in named]
 
     @property
     def largest_pool(self) -> int | None:
         """Blocks of the largest node that is there; None if there is none."""
-        return self._there.largest_pool
+        return (self._found or self._look()).largest_pool
 
-    @property
-    def _there(self) -> "_There":
-        if self._found is None:
-            up = [node for node in self.nodes if node.health == UP]
-            largest = max((node.num_blocks for node in self.nodes if node.accepted), default=None)
-            self._found = _There(up, {node.name: node for node in up}, largest)
+    def _look(self) -> _There:
+        up = [node for node in self.nodes if node.health == UP]
+        largest = max((node.num_blocks for node in self.nodes if node.accepted), default=None)
+        self._found = _There(up, {node.name: node for node in up}, largest)
         return self._found
 
     def name_taken(self, name: str, by_other_than: Node) -> Node | None:

@@ -1,7 +1,6 @@
 """How much of a node a request takes: what is never served, and what is counted while it runs."""
 
 from math import ceil
-from typing import NamedTuple
 
 from kvmesh.errors import invalid
 from kvmesh.v1 import generate_pb2 as pb
@@ -9,15 +8,19 @@ from kvmesh.validation import resolve_max_tokens
 from router.fleet import Model
 
 
-class RequestSize(NamedTuple):
-    """Tokens of the prompt, most tokens of an output, how many outputs share the prompt, and tokens
-    in a block.
+class RequestSize:
+    """Tokens of the prompt, most tokens of an output, how many outputs share the prompt, and what
+    they take in blocks. Not to be changed.
     """
 
-    prompt_tokens: int
-    max_tokens: int
-    samples: int
-    block_size: int
+    __slots__ = ("_growth", "_prompt_blocks", "max_tokens", "prompt_tokens", "samples")
+
+    def __init__(self, prompt_tokens: int, max_tokens: int, samples: int, block_size: int) -> None:
+        self.prompt_tokens, self.max_tokens, self.samples = prompt_tokens, max_tokens, samples
+        self._prompt_blocks = now = blocks_of(prompt_tokens, block_size)
+        longest = blocks_of(prompt_tokens + max_tokens, block_size)
+        own = longest - prompt_tokens // block_size  # a last one that is not full, copied
+        self._growth = longest - now + (samples - 1) * own
 
     @classmethod
     def of(cls, params: pb.SamplingParams, prompt_tokens: int, block_size: int) -> "RequestSize":
@@ -29,10 +32,7 @@ class RequestSize(NamedTuple):
         """Blocks of the prompt, and so much of what the outputs can still take: a node counts the
         same way. Nothing is taken off for a cached prefix: its blocks are held from then on.
         """
-        now = blocks_of(self.prompt_tokens, self.block_size)
-        longest = blocks_of(self.prompt_tokens + self.max_tokens, self.block_size)
-        own = longest - self.prompt_tokens // self.block_size  # a last one that is not full, copied
-        return now + ceil(growth_share * (longest - now + (self.samples - 1) * own))
+        return self._prompt_blocks + ceil(growth_share * self._growth)
 
 
 def blocks_of(tokens: int, block_size: int) -> int:
