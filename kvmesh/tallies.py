@@ -4,6 +4,7 @@ prometheus-client take five times as long, and a request passes a dozen.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
@@ -40,6 +41,12 @@ class Tally(Collector):
         yield metric
 
 
+@dataclass(slots=True, eq=False)
+class _Series:
+    buckets: list[int]
+    total: float = 0.0
+
+
 class Distribution(Collector):
     """A histogram, as Tally is a counter. `bounds` are the upper ones of its buckets."""
 
@@ -54,21 +61,20 @@ class Distribution(Collector):
         self._name, self._text, self._labels = name, text, labels
         self._bounds = bounds
         self._names = [*(floatToGoString(bound) for bound in bounds), "+Inf"]  # type: ignore[no-untyped-call]
-        self._buckets: dict[tuple[str, ...], list[int]] = {}
-        self._sums: dict[tuple[str, ...], float] = {}
+        self._series: dict[tuple[str, ...], _Series] = {}
         if not labels:
             self._open(())
         registry.register(self)
 
     def add(self, value: float, *values: str, times: int = 1) -> None:
         """`times`: how many had this value."""
-        if values not in self._buckets:
-            self._open(values)
-        self._buckets[values][bisect_left(self._bounds, value)] += times
-        self._sums[values] += value * times
+        series = self._series.get(values) or self._open(values)
+        series.buckets[bisect_left(self._bounds, value)] += times
+        series.total += value * times
 
-    def _open(self, values: tuple[str, ...]) -> None:
-        self._buckets[values], self._sums[values] = [0] * len(self._names), 0.0
+    def _open(self, values: tuple[str, ...]) -> "_Series":
+        self._series[values] = series = _Series([0] * len(self._names))
+        return series
 
     def describe(self) -> Iterable[Metric]:
         yield HistogramMetricFamily(self._name, self._text, labels=self._labels)
@@ -81,6 +87,6 @@ class Distribution(Collector):
 
     def read(self) -> Iterable[tuple[tuple[str, ...], list[tuple[str, float]], float]]:
         """Values of the labels, how many up to each bound, and their sum."""
-        for values, counts in list(self._buckets.items()):
-            buckets = list(zip(self._names, map(float, accumulate(counts)), strict=True))
-            yield values, buckets, self._sums[values]
+        for values, series in list(self._series.items()):
+            buckets = list(zip(self._names, map(float, accumulate(series.buckets)), strict=True))
+            yield values, buckets, series.total

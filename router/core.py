@@ -164,12 +164,10 @@ class RouterCore:
                 entry.prepared = time.monotonic()
                 holds.charge = charge = await self._admit(job, caller)
                 entry.admitted = time.monotonic()
-                self._leasing.lease(job, request, attempt, holds, charge, response)
+                entry.report = self._leasing.lease(job, request, attempt, holds, charge, response)
             except BaseException:
                 holds.close()
                 raise
-            response.route.queue_us = int(charge.waited * 1e6)
-            entry.report = response.route
 
     def tenant_of(self, client: Iterable[Pair]) -> Tenant:
         """See TenantDirectory.tenant_of."""

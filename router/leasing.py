@@ -4,6 +4,7 @@ from google.protobuf import duration_pb2
 
 from kvmesh.errors import invalid, unimplemented
 from kvmesh.v1 import inference_pb2 as pb
+from kvmesh.v1.generate_pb2 import RouteReport
 from router.charge import Charge
 from router.holds import Holds
 from router.job import Job
@@ -68,9 +69,10 @@ class Leasing:
         holds: Holds,
         charge: Charge,
         response: pb.RouteResponse,
-    ) -> None:
+    ) -> RouteReport:
         """Places `job` and signs a lease for it, which takes over `holds` and tells `charge` what
-        was used. Fills in `response`, which is empty.
+        was used. Fills in `response`, which is empty. Returns a copy of its report, which whoever
+        keeps it keeps nothing else of the response with.
 
         Raises UNAVAILABLE when no node is up, those to avoid apart; ALREADY_EXISTS when another
         Route of the same request has come before this one meanwhile.
@@ -83,10 +85,13 @@ class Leasing:
         response.lease = self._leases.grant(dispatch, placed.node.name, salt, holds, charge)
         response.address = placed.node.address
         response.expires_in.CopyFrom(self._expires_in)
-        response.route.CopyFrom(self._sender.report(job, placed))
+        report = self._sender.report(job, placed)
+        report.queue_us = int(charge.waited * 1e6)
+        response.route.CopyFrom(report)
         response.tls = self._node_tls
         if request.without_token_ids and job.request.HasField("token_ids"):
             dispatch.ClearField("token_ids")
+        return report
 
     def _place(self, job: Job, attempt: int, request: pb.RouteRequest) -> Placed:
         tried = self._placement.addresses(request.avoid) if request.avoid else ()

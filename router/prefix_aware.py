@@ -53,7 +53,7 @@ class PrefixAware:
         costs = self._sums(prompt_tokens, in_time)
         enough = min(costs) * (1 + TIE) + 1
         near = [each for each, cost in zip(in_time, costs, strict=True) if cost <= enough]
-        chosen = self._rng.choice(near)
+        chosen = near[0] if len(near) == 1 else self._rng.choice(near)
         kind, reason = _explain(prompt_tokens, chosen, candidates)
         return Choice(chosen, kind, reason, partial(self._costs, prompt_tokens, candidates))
 

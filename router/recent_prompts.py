@@ -37,8 +37,8 @@ class RecentPrompts:
 
         note(node, epoch, keys) ──▶ newer ──LIFE, or MOST / 2 more──▶ older ──the same──▶ forgotten
 
-    What is forgotten is so all at once: one by one it takes 10 µs a prompt, whose memory the
-    processor has to fetch again for it.
+    What is forgotten is so all at once. One by one, each prompt's memory is fetched again for it: a
+    lease takes 1.05 times as long.
     """
 
     def __init__(self, clock: Callable[[], float], life: float = LIFE) -> None:
@@ -80,16 +80,14 @@ class RecentPrompts:
         """Node → what it was sent of a prompt lately. Of an older life of a node it counts for
         nothing: who asks compares the epoch.
         """
-        now = self._clock()
+        newer, older = self._newer, self._older
+        if not keys or (keys[0] not in newer and keys[0] not in older):
+            return {}
+        now, digits = self._clock(), self._digits(keys)
         found: dict[str, Sent] = {}
-        digits = b""
         for place in reversed(_places(len(keys))):
-            for filed in (self._newer, self._older):
-                prompts = filed.get(keys[place])
-                if prompts is None or prompts.keys() <= found.keys():
-                    continue
-                digits = digits or self._digits(keys)
-                for node, prompt in prompts.items():
+            for filed in (newer, older):
+                for node, prompt in filed.get(keys[place], {}).items():
                     if node not in found and prompt.expires > now:
                         found[node] = Sent(prompt.epoch, _shared(digits, prompt.digits, place + 1))
         return found
