@@ -24,7 +24,7 @@ class LeaseNews:
         router, key = message.router_id, (message.request_id, message.attempt)
         usage = generate_pb2.Usage()
         self._running[router].add(key)
-        self._tell(router, pb.LeaseReport(request_id=key[0], attempt=key[1]))
+        self._tell(router, key, pb.LeaseReport(request_id=key[0], attempt=key[1]))
         try:
             yield usage
         finally:
@@ -34,7 +34,7 @@ class LeaseNews:
             ended = pb.LeaseReport(request_id=key[0], attempt=key[1], ended=True)
             if usage.prompt_tokens:
                 ended.usage.CopyFrom(usage)
-            self._tell(router, ended)
+            self._tell(router, key, ended)
 
     def subscribe(self, router: str, changed: asyncio.Event) -> "LeaseSubscription":
         """Sets `changed` when there is something to take. Who subscribes closes it."""
@@ -47,29 +47,34 @@ class LeaseNews:
         if not self._subscriptions[router]:
             del self._subscriptions[router]
 
-    def _snapshot(self, router: str) -> list[pb.LeaseReport]:
+    def _snapshot(self, router: str) -> dict[_Key, pb.LeaseReport]:
         running = self._running.get(router, ())
-        return [pb.LeaseReport(request_id=name, attempt=attempt) for name, attempt in running]
+        return {
+            (name, attempt): pb.LeaseReport(request_id=name, attempt=attempt)
+            for name, attempt in running
+        }
 
-    def _tell(self, router: str, report: pb.LeaseReport) -> None:
+    def _tell(self, router: str, key: _Key, report: pb.LeaseReport) -> None:
         for subscription in self._subscriptions.get(router, ()):
-            subscription.add(report)
+            subscription.add(key, report)
 
 
 class LeaseSubscription:
-    """What one watching router has not been told yet. The first thing told is all that runs."""
+    """What one watching router has not been told yet: of each lease the last. The first thing told
+    is all that runs.
+    """
 
-    def __init__(self, changed: asyncio.Event, snapshot: list[pb.LeaseReport]) -> None:
+    def __init__(self, changed: asyncio.Event, snapshot: dict[_Key, pb.LeaseReport]) -> None:
         self._changed = changed
         self._reports = snapshot
         self._whole = True
 
-    def add(self, report: pb.LeaseReport) -> None:
-        self._reports.append(report)
+    def add(self, key: _Key, report: pb.LeaseReport) -> None:
+        self._reports[key] = report
         self._changed.set()
 
     def fill(self, state: pb.NodeState) -> None:
         """Moves the news into `state`."""
-        state.leases.extend(self._reports)
+        state.leases.extend(self._reports.values())
         state.all_leases = self._whole
-        self._reports, self._whole = [], False
+        self._reports, self._whole = {}, False

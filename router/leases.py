@@ -104,13 +104,12 @@ class Leases:
         """What a state of the node called `node` tells of leases; idempotent."""
         for report in state.leases:
             key = (node, report.request_id, report.attempt)
+            self._claim(key)
             if report.ended:
                 self._metrics.used(report.usage)
                 if key in self._granted:
                     self._granted[key].charge.use(report.usage, 0)
                 self._end(key, "ended")
-            else:
-                self._claim(key)
         if state.all_leases:
             running = {(node, each.request_id, each.attempt) for each in state.leases}
             self._end_all(key for key in self._claimed_on(node) if key not in running)

@@ -483,7 +483,9 @@ class LeaseReport(_message.Message):
     attempt: _builtins.int
     """As in NodeGenerateRequest."""
     ended: _builtins.bool
-    """The stream has ended, in whatever way. Else: a client has claimed the lease."""
+    """The stream has ended, in whatever way. Else: a client has claimed the lease. Of one that was claimed and has ended
+    between two states, only the end is told.
+    """
     @_builtins.property
     def usage(self) -> _generate_pb2.Usage:
         """What it took, once it has ended; unset when it ended early."""
