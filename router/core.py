@@ -158,7 +158,7 @@ class RouterCore:
         # Before its place is counted: a tenant at its limit may go on elsewhere.
         attempt = self._leasing.next_attempt(caller.tenant, generate.request_id)
         with self._entry(generate, caller) as entry:
-            holds = self._leasing.holds(self._admission.slot(caller.tenant))
+            holds = self._leasing.holds(self._admission.slot(caller.tenant), entry)
             try:
                 job = await self._prepare(generate, caller, arrived, entry.trace)
                 entry.prepared = time.monotonic()

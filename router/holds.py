@@ -2,17 +2,20 @@
 
 from router.charge import Charge
 from router.ledger import Ledger, Reservation
+from router.request_log import Entry
 from router.slot import Slot
 
 
 class Holds:
     """Filled in as they are taken, all closed together. Idempotent."""
 
-    __slots__ = ("_ledger", "charge", "reservation", "slot")
+    __slots__ = ("_ledger", "charge", "entry", "reservation", "slot")
 
-    def __init__(self, ledger: Ledger, slot: Slot) -> None:
+    def __init__(self, ledger: Ledger, slot: Slot, entry: Entry) -> None:
+        """`entry` is told what the node has done for it."""
         self._ledger = ledger
         self.slot = slot
+        self.entry = entry
         self.charge: Charge | None = None
         self.reservation: Reservation | None = None
 

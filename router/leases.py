@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from kvmesh.lease import LeaseKey
 from kvmesh.v1 import cache_node_pb2 as node_pb
+from kvmesh.v1.generate_pb2 import Summary
 from router.charge import Charge
 from router.holds import Holds
 from router.metrics import RouterMetrics
@@ -108,7 +109,10 @@ class Leases:
             if report.ended:
                 self._metrics.used(report.usage)
                 if key in self._granted:
-                    self._granted[key].charge.use(report.usage, 0)
+                    granted = self._granted[key]
+                    granted.charge.use(report.usage, 0)
+                    if report.HasField("usage"):
+                        granted.holds.entry.summary = Summary(node=node, usage=report.usage)
                 self._end(key, "ended")
         if state.all_leases:
             running = {(node, each.request_id, each.attempt) for each in state.leases}

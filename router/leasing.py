@@ -11,6 +11,7 @@ from router.job import Job
 from router.leases import Leases
 from router.ledger import Ledger
 from router.placement import Placed, Placement
+from router.request_log import Entry
 from router.sender import Sender
 from router.slot import Slot
 from router.tenants import Tenant
@@ -57,9 +58,9 @@ class Leasing:
         """
         return self._leases.give_up(tenant, request_id) + 1
 
-    def holds(self, slot: Slot) -> Holds:
-        """What a request that has `slot` holds, so far."""
-        return Holds(self._ledger, slot)
+    def holds(self, slot: Slot, entry: Entry) -> Holds:
+        """What the request of `entry` holds, which has `slot` so far."""
+        return Holds(self._ledger, slot, entry)
 
     def lease(
         self,

@@ -375,7 +375,9 @@ class EndedRequest(_message.Message):
 
     @_builtins.property
     def summary(self) -> _generate_pb2.Summary:
-        """The account of the node that ended it. Empty when there is none."""
+        """The account of the node that ended it. Empty when there is none. Under a lease: node and usage alone, once the node
+        has told of the end.
+        """
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from kvmesh.client import Client
 from kvmesh.errors import Code
 from kvmesh.lease import METADATA
 from kvmesh.packing import unpack_tokens
-from kvmesh.v1 import cache_node_pb2_grpc, inference_pb2
+from kvmesh.v1 import cache_node_pb2_grpc, fleet_pb2, inference_pb2
 from kvmesh.v1 import generate_pb2 as pb
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.stub_node import Script, StubNode
@@ -99,3 +99,22 @@ async def test_the_clients_stream_puts_the_prompt_back(key_file):
 
         await asyncio.to_thread(ask)
         assert unpack_tokens(node.requests[-1].token_ids) == [1, 2, 3]
+
+
+async def test_the_last_requests_tell_what_the_node_found_for_a_lease(key_file):
+    node = StubNode(lease_key=KEY)
+    async with running_fleet(node, fleet_key_file=key_file) as fleet:
+
+        async def last():
+            return (await fleet.fleet.Overview(fleet_pb2.OverviewRequest())).requests[0]
+
+        lease = await route(fleet, "abc", 4)
+        assert ((await last()).request_id, (await last()).summary.node) == (
+            lease.route.request_id,
+            "",
+        )
+        await stream(lease)
+        await eventually(lambda: fleet.idle)
+        told = await last()
+        assert (told.endpoint, told.summary.node) == ("route", "node-0")
+        assert (told.summary.usage.prompt_tokens, told.summary.usage.completion_tokens) == (3, 4)
