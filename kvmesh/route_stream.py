@@ -89,13 +89,13 @@ class RouteStreams:
 
     def ask(self, request: pb.RouteRequest, timeout: float | None) -> Route:
         """A lease, or the RequestError that Route would raise, or NotServedError, when it is there.
-        To cancel it gives the order up. Takes over `request`; `timeout` in seconds is for the
-        router.
+        To cancel it gives the order up. `timeout` in seconds is for the router.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         request.without_token_ids = True
-        raw, token_ids = request.SerializeToString(), request.request.token_ids
-        order = _Order(next(self._numbers), raw, deadline, token_ids)
+        raw = request.SerializeToString()
+        request.without_token_ids = False  # it may go by Route
+        order = _Order(next(self._numbers), raw, deadline, request.request.token_ids)
         if len(order.request) > MAX_BYTES or time.monotonic() < self._unserved_until:
             order.fail(NotServedError())
         else:

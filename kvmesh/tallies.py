@@ -72,7 +72,7 @@ class Distribution(Collector):
         series.buckets[bisect_left(self._bounds, value)] += times
         series.total += value * times
 
-    def _open(self, values: tuple[str, ...]) -> "_Series":
+    def _open(self, values: tuple[str, ...]) -> _Series:
         self._series[values] = series = _Series([0] * len(self._names))
         return series
 

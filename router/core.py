@@ -107,8 +107,9 @@ class RouterCore:
         return self._admission.tenant_named(name)
 
     def more_places(self, tenant: Tenant, count: int) -> AbstractContextManager[None]:
-        """For a request that stands for `count` more than the one that arrived. Raises
-        RESOURCE_EXHAUSTED, and INVALID_ARGUMENT for so many that there never is room.
+        """Taken at once, for a request that stands for `count` more than the one that arrived; the
+        block gives them back. Raises RESOURCE_EXHAUSTED, and INVALID_ARGUMENT for so many that
+        there never is room.
         """
         return self._admission.slot(tenant, count)
 

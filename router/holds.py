@@ -9,19 +9,23 @@ from router.slot import Slot
 class Holds:
     """Filled in as they are taken, all closed together. Idempotent."""
 
-    __slots__ = ("_ledger", "charge", "entry", "reservation", "slot")
+    __slots__ = ("_ledger", "_slot", "charge", "entry", "reservation")
 
     def __init__(self, ledger: Ledger, slot: Slot, entry: Entry) -> None:
         """`entry` is told what the node has done for it."""
         self._ledger = ledger
-        self.slot = slot
+        self._slot = slot
         self.entry = entry
         self.charge: Charge | None = None
         self.reservation: Reservation | None = None
 
     def close(self) -> None:
-        if self.reservation is not None:
-            self._ledger.release(self.reservation)
-        if self.charge is not None:
-            self.charge.close()
-        self.slot.close()
+        try:
+            if self.reservation is not None:
+                self._ledger.release(self.reservation)
+        finally:
+            try:
+                if self.charge is not None:
+                    self.charge.close()
+            finally:
+                self._slot.close()

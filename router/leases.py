@@ -29,6 +29,9 @@ from router.tenants import Tenant
 SLACK = 1.0
 """Seconds beyond its expiry in which a claim may still be told by the node."""
 
+TICK = 0.001
+"""Seconds by which a timer of the event loop may come too early: uvloop counts in whole ones."""
+
 REMEMBERED = 4096
 """Requests that have lost their lease, and may come for another."""
 
@@ -147,11 +150,13 @@ class Leases:
             return
 
     def _expire(self) -> None:
-        now = self._loop.time()
+        now = self._loop.time() + TICK
         due = itertools.takewhile(lambda each: each[1] <= now, self._unclaimed.items())
-        for key, _ in list(due):
-            self._end(key, "expired")
-        self._await_expiry()
+        try:
+            for key, _ in list(due):
+                self._end(key, "expired")
+        finally:
+            self._await_expiry()
 
     def _end(self, key: _Key, how: str) -> None:
         granted = self._granted.pop(key, None)

@@ -82,12 +82,12 @@ class Leasing:
         holds.reservation = placed.reservation
         dispatch = response.dispatch
         self._sender.fill(dispatch, job, placed, request.resume)
+        report = self._sender.report(job, placed)
+        report.queue_us = int(charge.waited * 1e6)
         salt = job.prompt.salt  # travels in the lease
         response.lease = self._leases.grant(dispatch, placed.node.name, salt, holds, charge)
         response.address = placed.node.address
         response.expires_in.CopyFrom(self._expires_in)
-        report = self._sender.report(job, placed)
-        report.queue_us = int(charge.waited * 1e6)
         response.route.CopyFrom(report)
         response.tls = self._node_tls
         if request.without_token_ids and job.request.HasField("token_ids"):

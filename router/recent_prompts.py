@@ -6,7 +6,7 @@ from typing import NamedTuple
 from prefix_index.keys import KEY_BYTES
 
 LIFE = 2.0  # seconds; by then events tell what became of a prompt
-MOST = 4096  # prompts that are remembered
+MOST = 4096  # prompts that are remembered at most
 STEP = 2  # a prompt is filed at 1, 4, 16, … blocks: powers of two, so many apart
 
 
@@ -87,7 +87,10 @@ class RecentPrompts:
         found: dict[str, Sent] = {}
         for place in reversed(_places(len(keys))):
             for filed in (newer, older):
-                for node, prompt in filed.get(keys[place], {}).items():
+                prompts = filed.get(keys[place], {})
+                if prompts.keys() <= found.keys():
+                    continue
+                for node, prompt in prompts.items():
                     if node not in found and prompt.expires > now:
                         found[node] = Sent(prompt.epoch, _shared(digits, prompt.digits, place + 1))
         return found

@@ -38,10 +38,12 @@ class TracedRequestLog(RequestLog):
         return entry
 
     def _keep(self, entry: Entry) -> None:
-        super()._keep(entry)
-        if isinstance(entry.trace, RequestSpans):
-            entry.trace.end()
-        entry.trace = UNTRACED  # the entry is kept, and the request with its prompt is not
+        try:
+            super()._keep(entry)
+        finally:
+            if isinstance(entry.trace, RequestSpans):
+                entry.trace.end()
+            entry.trace = UNTRACED  # the entry is kept, and the request with its prompt is not
 
 
 class RequestSpans(LogsOnce):

@@ -91,7 +91,7 @@ class Sender:
         placed: Placed,
         progress: Progress,
     ) -> None:
-        """As the node gets it, but for the salt. `dispatch` is empty: to copy one takes longer."""
+        """Puts into `dispatch` all that the node gets but the salt: to copy one takes longer."""
         request = job.request
         dispatch.request_id = request.request_id
         dispatch.attempt = placed.reservation.attempt

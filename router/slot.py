@@ -7,7 +7,7 @@ from router.tenants import Tenant
 class Slot:
     """`count` places of `tenant` until it is closed; a block closes it. Idempotent.
 
-    A class with slots: what a generator's block takes three times as long for.
+    A class: the block of a generator takes three times as long.
     """
 
     __slots__ = ("_count", "_limits", "_places", "_tenant")

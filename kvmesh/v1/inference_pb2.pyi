@@ -95,7 +95,7 @@ class RouteResponse(_message.Message):
     @_builtins.property
     @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def prompt(self) -> Global___NodePrompt:
-        """Unset: `dispatch` holds the prompt."""
+        """Unset: the prompt is that of `dispatch`."""
 
     @_builtins.property
     def expires_in(self) -> _duration_pb2.Duration:
@@ -107,7 +107,9 @@ class RouteResponse(_message.Message):
 
     @_builtins.property
     def dispatch(self) -> _cache_node_pb2.NodeGenerateRequest:
-        """The request for CacheNode.Generate, with the lease as metadata. Any change of it makes the lease invalid."""
+        """The request for CacheNode.Generate, with the lease as metadata. Any change of it makes the lease invalid, but for the
+        token ids that `without_token_ids` has left out.
+        """
 
     def __init__(
         self,

@@ -67,6 +67,26 @@ async def test_only_what_nobody_claims_expires_and_again_after_that(key_file, mo
         assert [count(fleet, event) for event in ("granted", "claimed", "expired")] == [4, 1, 3]
 
 
+async def test_a_lease_whose_end_fails_keeps_no_other_and_holds_nothing(key_file, monkeypatch):
+    monkeypatch.setattr("router.leases.SLACK", 0.05)
+    async with running_fleet(
+        StubNode(lease_key=KEY), fleet_key_file=key_file, lease_time=0.2
+    ) as fleet:
+        release, failed = fleet.app.ledger.release, []
+
+        def failing_once(reservation):
+            release(reservation)
+            if not failed:
+                failed.append(reservation)
+                raise RuntimeError("once")
+
+        monkeypatch.setattr(fleet.app.ledger, "release", failing_once)
+        for _ in range(3):
+            await route(fleet, "abc")
+        await eventually(lambda: failed and fleet.idle and fleet.app.leases.open == 0)
+        assert count(fleet, "expired") == 2
+
+
 async def test_a_prompt_of_token_ids_stays_with_a_client_that_has_it(key_file):
     node = StubNode(lease_key=KEY)
     async with running_fleet(node, fleet_key_file=key_file) as fleet:

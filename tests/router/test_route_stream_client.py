@@ -158,6 +158,10 @@ async def test_who_leaves_while_it_waits_holds_nothing(options):
             await eventually(lambda: fleet.idle and fleet.app.leases.open == 0, 5)
 
 
+def by_ids(client):
+    return len(client.generate(token_ids=[1, 2, 3], max_tokens=4).result().token_ids)
+
+
 async def test_an_older_router_answers_route(options, monkeypatch):
     handlers = InferenceFront.handlers
 
@@ -169,7 +173,8 @@ async def test_an_older_router_answers_route(options, monkeypatch):
         with client_of(fleet) as client:
             for _ in range(2):
                 assert await asyncio.to_thread(completed, client) == "abca"
-        assert count(fleet, "granted") == 2
+            assert await asyncio.to_thread(by_ids, client) == 4
+        assert count(fleet, "granted") == 3
         await eventually(lambda: fleet.idle)
 
 
@@ -192,6 +197,15 @@ async def test_what_is_too_long_for_a_message_or_has_its_own_metadata_goes_by_ro
             assert await asyncio.to_thread(completed, client) == "abca"
             assert len(streams) == 1
         assert await metric(fleet, "requests_total", endpoint="route", code="OK") == 2
+
+
+async def test_token_ids_that_are_too_long_for_a_message_go_by_route(options, streams, monkeypatch):
+    monkeypatch.setattr("kvmesh.route_stream.MAX_BYTES", 4)
+    async with running_fleet(node(), **options) as fleet:
+        with client_of(fleet) as client:
+            assert await asyncio.to_thread(by_ids, client) == 4
+        await eventually(lambda: count(fleet, "ended") == 1)
+        assert not streams
 
 
 async def test_a_client_that_is_not_known_is_told_so(options, tmp_path):

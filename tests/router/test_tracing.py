@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 
+import grpc
 import pytest
 
 from kvmesh.traces_endpoint import start_tracing
@@ -133,6 +134,19 @@ async def test_a_collector_that_is_away_costs_no_request_anything():
         assert time.monotonic() - start < 5
         start = time.monotonic()
     assert time.monotonic() - start < 5  # nor does the end wait for it
+
+
+async def test_a_line_that_cannot_be_written_leaves_no_span_open(monkeypatch):
+    def broken(_entry):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("router.request_log._write", broken)
+    async with collector() as told:
+        fleet = running_fleet(StubNode(), otlp_traces_endpoint=told.endpoint, log_requests=True)
+        async with fleet as running:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await answer(running, request("hello", 2))
+            await eventually(lambda: told.named("request"), 10)
 
 
 def test_without_an_endpoint_nothing_of_it_is_loaded():
