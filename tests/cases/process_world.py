@@ -14,9 +14,9 @@ from kvmesh.v1 import fleet_pb2
 from tests.links import Link
 from tests.redis_fixture import RedisServer, require_redis
 from tests.router.admission_fixture import metric, tenants_file, who
+from tests.router.asking import request
 from tests.router.node_process import NodeProcess
 from tests.router.process_fleet import requests_on, router_processes, until
-from tests.router.test_generate_grpc import request
 
 Code = grpc.StatusCode
 NAMES = ("node-0", "node-1", "node-2")

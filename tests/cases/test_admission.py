@@ -17,12 +17,12 @@ from router.request_size import RequestSize
 from router.start_gate import StartGate
 from tests.redis_fixture import redis_server  # noqa: F401
 from tests.router.admission_fixture import tenants_file, waiting, who
+from tests.router.asking import answer, error, request
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.process_fleet import router_processes, until
 from tests.router.real_node import RealNode, save_model
 from tests.router.stub_node import Script, StubNode
 from tests.router.test_admission import FULL, eventually_waiting, start
-from tests.router.test_generate_grpc import answer, error, request
 from tests.router.test_watermark import Fleet
 
 Code = grpc.StatusCode

@@ -12,9 +12,9 @@ from google.protobuf import duration_pb2
 from kvmesh.packing import unpack_tokens
 from kvmesh.v1 import fleet_pb2
 from kvmesh.v1 import generate_pb2 as pb
+from tests.router.asking import answer, error, request, text_of
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.stub_node import Script, StubNode
-from tests.router.test_generate_grpc import answer, error, request, text_of
 from tests.router.test_node_failures import processes
 
 Code = grpc.StatusCode

@@ -14,9 +14,9 @@ from kvmesh.v1 import generate_pb2 as pb
 from router.ledger import Ledger
 from router.policy import Candidate
 from router.prefix_aware import PrefixAware
+from tests.router.asking import answer, error, request, text_of
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.stub_node import Script, StubNode
-from tests.router.test_generate_grpc import answer, error, request, text_of
 
 SYSTEM_PROMPT = 512
 

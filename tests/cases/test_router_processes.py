@@ -34,9 +34,9 @@ from tests.cases.process_world import (
     world,
 )
 from tests.router.admission_fixture import metric
+from tests.router.asking import request, text_of
 from tests.router.node_process import ROOT
 from tests.router.process_fleet import requests_on, router_processes, until
-from tests.router.test_generate_grpc import request, text_of
 
 __all__ = ["fleet", "world"]  # fixtures
 

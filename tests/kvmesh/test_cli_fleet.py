@@ -79,7 +79,7 @@ async def test_health_is_an_exit_code(fleet):
 
 
 async def test_explain_shows_each_nodes_cost_and_its_parts(fleet):
-    from tests.router.test_generate_grpc import answer
+    from tests.router.asking import answer
 
     frames = await answer(fleet, _request("x" * 64, 1))
     holder = frames[0].route.node
@@ -221,6 +221,6 @@ async def test_an_answer_that_fails_leaves_the_chat_as_it_was():
 
 
 def _request(*args):
-    from tests.router.test_generate_grpc import request
+    from tests.router.asking import request
 
     return request(*args)

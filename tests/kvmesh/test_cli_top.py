@@ -13,9 +13,9 @@ from kvmesh.cli.top_view import view
 from kvmesh.v1 import fleet_pb2
 from tests.kvmesh.terminal import Terminal
 from tests.kvmesh.test_cli_fleet import kvmesh
+from tests.router.asking import answer, request
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.stub_node import Script, StubNode
-from tests.router.test_generate_grpc import answer, request
 
 UP, DOWN = fleet_pb2.NODE_HEALTH_UP, fleet_pb2.NODE_HEALTH_DOWN
 

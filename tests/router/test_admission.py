@@ -9,9 +9,9 @@ import structlog
 from kvmesh.v1 import fleet_pb2
 from kvmesh.v1 import generate_pb2 as pb
 from tests.router.admission_fixture import metric, tenants_file, waiting, who
+from tests.router.asking import answer, error, request, text_of
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.stub_node import Script, StubNode
-from tests.router.test_generate_grpc import answer, error, request, text_of
 
 Code = grpc.StatusCode
 COMPLETION = {"model": "tiny", "prompt": "hello", "max_tokens": 2}

@@ -12,9 +12,9 @@ from router.discovery import GRACE, Discovery, look_up
 from router.node import Health
 from router.node_names import Name
 from router.registry import Registry
+from tests.router.asking import answer, request
 from tests.router.fleet_fixture import RunningFleet, config, eventually
 from tests.router.stub_node import StubNode, node_info
-from tests.router.test_generate_grpc import answer, request
 
 
 class Names:

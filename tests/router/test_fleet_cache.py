@@ -10,9 +10,9 @@ from kvmesh.errors import from_rpc_error
 from kvmesh.v1 import fleet_pb2
 from kvmesh.v1 import generate_pb2 as pb
 from tests.router.admission_fixture import tenants_file, who
+from tests.router.asking import answer, request
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.stub_node import Script, StubNode
-from tests.router.test_generate_grpc import answer, request
 
 Code = grpc.StatusCode
 PREFIX = "p" * 70  # 4 whole blocks

@@ -13,9 +13,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from kvmesh.errors import from_rpc_error
 from kvmesh.v1 import fleet_pb2
 from kvmesh.v1 import generate_pb2 as pb
+from tests.router.asking import answer, request
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.stub_node import Script, StubNode
-from tests.router.test_generate_grpc import answer, request
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from kvmesh.v1 import fleet_pb2, fleet_pb2_grpc
+from tests.router.asking import no_more
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.openai_fixture import CHAT, COMPLETION, openai_client
 from tests.router.stub_node import Script, StubNode
-from tests.router.test_generate_grpc import no_more
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import contextlib
 
 from prefix_index.redis_publisher import RedisPublisher
 from tests.redis_fixture import redis_server
+from tests.router.asking import answer, request
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.stub_node import StubNode
-from tests.router.test_generate_grpc import answer, request
 
 __all__ = ["redis_server"]
 

@@ -7,9 +7,9 @@ from kvmesh.errors import Code, from_rpc_error
 from kvmesh.fleet_key import FleetKey
 from kvmesh.lease import METADATA, LeaseKey
 from kvmesh.v1 import cache_node_pb2_grpc, fleet_pb2, inference_pb2
+from tests.router.asking import answer, request
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.stub_node import StubNode
-from tests.router.test_generate_grpc import answer, request
 from tests.router.test_tenants import record, toml
 
 SECRET = b"0123456789abcdef" * 2

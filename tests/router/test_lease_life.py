@@ -11,10 +11,10 @@ from kvmesh.lease import METADATA
 from kvmesh.packing import unpack_tokens
 from kvmesh.v1 import cache_node_pb2_grpc, fleet_pb2, inference_pb2
 from kvmesh.v1 import generate_pb2 as pb
+from tests.router.asking import text_of
 from tests.router.fleet_fixture import eventually, running_fleet
+from tests.router.lease_fixture import KEY, count, key_file, route, stream
 from tests.router.stub_node import Script, StubNode
-from tests.router.test_generate_grpc import text_of
-from tests.router.test_leases import KEY, count, key_file, route, stream
 
 __all__ = ["key_file"]
 

@@ -7,24 +7,14 @@ import pytest
 
 from kvmesh.client import Client, RequestError
 from kvmesh.errors import Code, from_rpc_error
-from kvmesh.fleet_key import FleetKey
-from kvmesh.lease import METADATA, LeaseKey
 from kvmesh.packing import pack_tokens
-from kvmesh.v1 import cache_node_pb2_grpc, inference_pb2
-from tests.router.admission_fixture import tenants_file, who
+from tests.router.admission_fixture import tenants_file
+from tests.router.asking import text_of
 from tests.router.fleet_fixture import eventually, running_fleet
+from tests.router.lease_fixture import KEY, count, key_file, route, stream
 from tests.router.stub_node import Script, StubNode
-from tests.router.test_generate_grpc import request, text_of
 
-SECRET = b"0123456789abcdef" * 2
-KEY = LeaseKey(FleetKey(SECRET))
-
-
-@pytest.fixture
-def key_file(tmp_path):
-    path = tmp_path / "fleet-key"
-    path.write_bytes(SECRET)
-    return path
+__all__ = ["key_file"]
 
 
 @pytest.fixture
@@ -35,25 +25,6 @@ async def fleet(key_file):
         # One whose client left before it came lives until it expires.
         await eventually(lambda: running.idle and running.app.leases.open == 0, 5)
         running.app.ledger.check_integrity()
-
-
-async def route(fleet, *args, avoid=(), by=None, **fields):
-    wanted = inference_pb2.RouteRequest(request=request(*args, **fields), avoid=avoid)
-    return await fleet.inference.Route(wanted, metadata=who(by) if by else ())
-
-
-async def stream(lease, metadata=()):
-    """What a client of any language would do with a route."""
-    async with grpc.aio.insecure_channel(lease.address) as channel:
-        stub = cache_node_pb2_grpc.CacheNodeStub(channel)
-        call = stub.Generate(lease.dispatch, metadata=((METADATA, lease.lease), *metadata))
-        return [frame async for frame in call]
-
-
-def count(fleet, event):
-    """Of the metric of leases."""
-    name, labels = "kvmesh_router_leases_total", {"event": event}
-    return fleet.app.metrics.registry.get_sample_value(name, labels) or 0
 
 
 async def use(fleet, work, **options):

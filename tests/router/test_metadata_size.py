@@ -3,9 +3,9 @@
 import grpc
 import pytest
 
+from tests.router.asking import answer, request, text_of
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.stub_node import StubNode
-from tests.router.test_generate_grpc import answer, request, text_of
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import time
 
 import grpc
 
+from tests.router.asking import answer, error, request, text_of
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.node_process import NodeProcess
 from tests.router.stub_node import Script, StubNode
-from tests.router.test_generate_grpc import answer, error, request, text_of
 
 Code = grpc.StatusCode
 

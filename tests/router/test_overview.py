@@ -12,9 +12,9 @@ from router.rates import Rates
 from router.registry import Registry
 from router.request_log import KEPT, RequestLog
 from tests.router.admission_fixture import tenants_file, who
+from tests.router.asking import answer, request
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.stub_node import Script, StubNode
-from tests.router.test_generate_grpc import answer, request
 
 
 async def overview(fleet):

@@ -16,10 +16,10 @@ from kvmesh.v1 import generate_pb2 as pb
 from kvmesh.v1 import inference_pb2_grpc
 from router.app import RouterApp
 from router.config import RouterConfig
+from tests.router.asking import request
 from tests.router.fleet_fixture import config, running_fleet
 from tests.router.node_process import ROOT, NodeProcess
 from tests.router.stub_node import Script, StubNode
-from tests.router.test_generate_grpc import request
 
 HEAVY = ("torch", "transformers", "numpy", "cache_node", "kernels")
 

@@ -11,10 +11,10 @@ from google.rpc import status_pb2
 from kvmesh.errors import Code, from_proto
 from kvmesh.v1 import inference_pb2 as pb
 from tests.router.admission_fixture import metric, tenants_file, who
+from tests.router.asking import request, text_of
 from tests.router.fleet_fixture import eventually, running_fleet
+from tests.router.lease_fixture import KEY, SECRET, stream
 from tests.router.stub_node import StubNode
-from tests.router.test_generate_grpc import request, text_of
-from tests.router.test_leases import KEY, SECRET, stream
 
 BIG = ("abc", 90)
 """Takes 6 blocks of the 8 that the node has here: another has to wait."""

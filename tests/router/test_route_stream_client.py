@@ -13,8 +13,8 @@ from router.grpc_front import InferenceFront
 from router.route_stream import RouteStream
 from tests.router.admission_fixture import metric, tenants_file
 from tests.router.fleet_fixture import config, eventually, running_fleet
+from tests.router.lease_fixture import KEY, SECRET, count
 from tests.router.stub_node import Script, StubNode
-from tests.router.test_leases import KEY, SECRET, count
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import pytest
 from kvmesh.cli.ports import free_ports
 from kvmesh.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
 from tests.certificates import Authority
+from tests.router.asking import request
 from tests.router.node_process import NodeProcess
-from tests.router.test_generate_grpc import request
 from tests.router.test_tenants import record, toml
 
 KEYS = {"tenant": "kv-tenant-key-1", "wrong": "kv-wrong-key-2", "admin": "kv-admin-key-3"}

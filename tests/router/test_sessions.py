@@ -5,9 +5,9 @@ import pytest
 
 from kvmesh.errors import from_rpc_error
 from kvmesh.v1 import fleet_pb2
+from tests.router.asking import answer, request
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.stub_node import Script, StubNode
-from tests.router.test_generate_grpc import answer, request
 
 
 def of_session(name, text="hello"):

@@ -9,12 +9,12 @@ import pytest
 
 from kvmesh.traces_endpoint import start_tracing
 from kvmesh.tracing import parent_in
+from tests.router.asking import answer, request
 from tests.router.collector import attributes, collector
 from tests.router.fleet_fixture import config, eventually, running_fleet
 from tests.router.process_fleet import RouterProcess, until
 from tests.router.real_node import RealNode, save_model
 from tests.router.stub_node import Script, StubNode
-from tests.router.test_generate_grpc import answer, request
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 W3C = {"traceparent": f"00-{TRACE}-{PARENT}-01"}

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from kvmesh.v1 import generate_pb2 as pb
+from tests.router.asking import answer, request
 from tests.router.browser_fixture import browser, ui_page
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.stub_node import Script, StubNode
-from tests.router.test_generate_grpc import answer, request
 
 __all__ = ["browser"]
 
