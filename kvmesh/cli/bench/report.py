@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from bench.figures import Goal
 from bench.machine import describe_machine
+from kvmesh.cli.tables import console_for_tables
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 """The option that every benchmark has."""
@@ -43,7 +43,7 @@ def tell(report: Report, *, as_json: bool) -> None:
         typer.echo(json.dumps({**report.data, **about}))
     else:
         show(report)
-        console = Console(highlight=False)
+        console = console_for_tables()
         for goal in report.goals:
             console.print(escape(str(goal)), style="green" if goal.met else "bold red")
         console.print(machine_line(), style="dim")
@@ -54,7 +54,7 @@ def tell(report: Report, *, as_json: bool) -> None:
 
 def show(report: Report) -> None:
     """Prints the table and its notes alone."""
-    console = Console(highlight=False)
+    console = console_for_tables()
     table = Table(title=report.title)
     for number, column in enumerate(report.columns):
         table.add_column(column, justify="right" if number else "left")
