@@ -159,16 +159,16 @@ class RouterCore:
         # Before its place is counted: a tenant at its limit may go on elsewhere.
         attempt = self._leasing.next_attempt(caller.tenant, generate.request_id)
         with self._entry(generate, caller) as entry:
-            holds = self._leasing.holds(self._admission.slot(caller.tenant), entry)
+            slot = self._admission.slot(caller.tenant)
             try:
                 job = await self._prepare(generate, caller, arrived, entry.trace)
                 entry.prepared = time.monotonic()
-                holds.charge = charge = await self._admit(job, caller)
-                entry.admitted = time.monotonic()
-                entry.report = self._leasing.lease(job, request, attempt, holds, charge, response)
+                charge = await self._admit(job, caller)
             except BaseException:
-                holds.close()
+                slot.close()
                 raise
+            entry.admitted = time.monotonic()
+            self._leasing.lease(job, request, attempt, slot, charge, entry, response)
 
     def tenant_of(self, client: Iterable[Pair]) -> Tenant:
         """See TenantDirectory.tenant_of."""

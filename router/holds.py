@@ -7,16 +7,16 @@ from router.slot import Slot
 
 
 class Holds:
-    """Filled in as they are taken, all closed together. Idempotent."""
+    """All closed together; the reservation comes last. Idempotent."""
 
     __slots__ = ("_ledger", "_slot", "charge", "entry", "reservation")
 
-    def __init__(self, ledger: Ledger, slot: Slot, entry: Entry) -> None:
+    def __init__(self, ledger: Ledger, slot: Slot, charge: Charge, entry: Entry) -> None:
         """`entry` is told what the node has done for it."""
         self._ledger = ledger
         self._slot = slot
+        self.charge = charge
         self.entry = entry
-        self.charge: Charge | None = None
         self.reservation: Reservation | None = None
 
     def close(self) -> None:
@@ -25,7 +25,6 @@ class Holds:
                 self._ledger.release(self.reservation)
         finally:
             try:
-                if self.charge is not None:
-                    self.charge.close()
+                self.charge.close()
             finally:
                 self._slot.close()

@@ -21,7 +21,6 @@ from typing import NamedTuple
 from kvmesh.lease import LeaseKey
 from kvmesh.v1 import cache_node_pb2 as node_pb
 from kvmesh.v1.generate_pb2 import Summary
-from router.charge import Charge
 from router.holds import Holds
 from router.metrics import RouterMetrics
 from router.tenants import Tenant
@@ -42,7 +41,6 @@ _Request = tuple[str, str]  # the tenant's name, request id
 class _Granted(NamedTuple):
     request: _Request
     holds: Holds
-    charge: Charge
 
 
 class Leases:
@@ -79,16 +77,15 @@ class Leases:
         node: str,
         salt: bytes,
         holds: Holds,
-        charge: Charge,
     ) -> bytes:
         """A signed lease for `request` on the node called `node`. Takes over `holds`, which are
-        closed when the lease ends, after `charge` has been told what it used.
+        closed when the lease ends, their charge told what it used.
         """
         assert self._key is not None
         lease = self._key.sign(request, node, salt, time.time() + self.seconds)
         key = (node, request.request_id, request.attempt)
-        of = charge.tenant.name, request.request_id
-        self._granted[key] = _Granted(of, holds, charge)
+        of = holds.charge.tenant.name, request.request_id
+        self._granted[key] = _Granted(of, holds)
         self._unclaimed[key] = self._loop.time() + self.seconds + SLACK
         if self._expiry is None:
             self._await_expiry()
@@ -112,10 +109,10 @@ class Leases:
             if report.ended:
                 self._metrics.used(report.usage)
                 if key in self._granted:
-                    granted = self._granted[key]
-                    granted.charge.use(report.usage, 0)
+                    holds = self._granted[key].holds
+                    holds.charge.use(report.usage, 0)
                     if report.HasField("usage"):
-                        granted.holds.entry.summary = Summary(node=node, usage=report.usage)
+                        holds.entry.summary = Summary(node=node, usage=report.usage)
                 self._end(key, "ended")
         if state.all_leases:
             running = {(node, each.request_id, each.attempt) for each in state.leases}
@@ -127,7 +124,7 @@ class Leases:
         """
         claimed = self._claimed_on(node)
         for key in claimed:
-            self._granted[key].charge.used = 0
+            self._granted[key].holds.charge.used = 0
         self._end_all(claimed)
 
     def _claimed_on(self, node: str) -> list[_Key]:
@@ -139,7 +136,7 @@ class Leases:
 
     def _claim(self, key: _Key) -> None:
         if self._unclaimed.pop(key, None) is not None:
-            charge = self._granted[key].charge
+            charge = self._granted[key].holds.charge
             charge.used = charge.expected  # until the node tells more
             self._metrics.lease("claimed")
 

@@ -4,7 +4,6 @@ from google.protobuf import duration_pb2
 
 from kvmesh.errors import invalid, unimplemented
 from kvmesh.v1 import inference_pb2 as pb
-from kvmesh.v1.generate_pb2 import RouteReport
 from router.charge import Charge
 from router.holds import Holds
 from router.job import Job
@@ -58,41 +57,52 @@ class Leasing:
         """
         return self._leases.give_up(tenant, request_id) + 1
 
-    def holds(self, slot: Slot, entry: Entry) -> Holds:
-        """What the request of `entry` holds, which has `slot` so far."""
-        return Holds(self._ledger, slot, entry)
-
     def lease(
         self,
         job: Job,
         request: pb.RouteRequest,
         attempt: int,
-        holds: Holds,
+        slot: Slot,
         charge: Charge,
+        entry: Entry,
         response: pb.RouteResponse,
-    ) -> RouteReport:
-        """Places `job` and signs a lease for it, which takes over `holds` and tells `charge` what
-        was used. Fills in `response`, which is empty. Returns a copy of its report, which whoever
-        keeps it keeps nothing else of the response with.
+    ) -> None:
+        """Places `job` and signs a lease for it, which takes over `slot` and `charge`; both are
+        closed when it fails. Fills in `response`, which is empty. `entry` gets a report of its own:
+        with a part of the response all of it would be kept.
 
         Raises UNAVAILABLE when no node is up, those to avoid apart; ALREADY_EXISTS when another
         Route of the same request has come before this one meanwhile.
         """
+        holds = Holds(self._ledger, slot, charge, entry)
+        try:
+            self._lease(job, request, attempt, holds, response)
+        except BaseException:
+            holds.close()
+            raise
+
+    def _lease(
+        self,
+        job: Job,
+        request: pb.RouteRequest,
+        attempt: int,
+        holds: Holds,
+        response: pb.RouteResponse,
+    ) -> None:
         placed = self._place(job, attempt, request)
         holds.reservation = placed.reservation
         dispatch = response.dispatch
         self._sender.fill(dispatch, job, placed, request.resume)
-        report = self._sender.report(job, placed)
-        report.queue_us = int(charge.waited * 1e6)
+        holds.entry.report = report = self._sender.report(job, placed)
+        report.queue_us = int(holds.charge.waited * 1e6)
         salt = job.prompt.salt  # travels in the lease
-        response.lease = self._leases.grant(dispatch, placed.node.name, salt, holds, charge)
+        response.lease = self._leases.grant(dispatch, placed.node.name, salt, holds)
         response.address = placed.node.address
         response.expires_in.CopyFrom(self._expires_in)
         response.route.CopyFrom(report)
         response.tls = self._node_tls
         if request.without_token_ids and job.request.HasField("token_ids"):
             dispatch.ClearField("token_ids")
-        return report
 
     def _place(self, job: Job, attempt: int, request: pb.RouteRequest) -> Placed:
         tried = self._placement.addresses(request.avoid) if request.avoid else ()

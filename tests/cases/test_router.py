@@ -168,6 +168,8 @@ async def test_r10_while_waiting_for_another_node():
         await eventually(lambda: slow.running)
         work.cancel()
         await eventually(lambda: fleet.idle, 1)
+        assert not slow.running
+        assert work.cancelled()
 
 
 async def test_r11_chat_and_its_own_text_have_the_same_keys():
@@ -225,7 +227,7 @@ async def test_d8_a_name_can_be_had_once():
     async with running_fleet(StubNode("twin"), StubNode("twin"), up=1) as fleet:
         refused = fleet_pb2.NODE_HEALTH_REFUSED
         await eventually(lambda: refused in [node.health for node in fleet.app.view.nodes()])
-        await answer(fleet, request())
+        assert text_of(await answer(fleet, request())) == "hello"
 
 
 async def test_f5_a_metric_that_breaks_breaks_no_stream(monkeypatch):

@@ -173,6 +173,7 @@ async def test_r10_a_client_that_is_killed_frees_node_and_router(fleet, stub):
             await asyncio.to_thread(process.stdout.readline)
         else:
             await until(lambda: requests_running(fleet, 1))
+        assert not await all_free(fleet)
         process.kill()
         await until(lambda: all_free(fleet), 1)
 

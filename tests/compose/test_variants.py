@@ -42,7 +42,7 @@ def test_tls_nodes_are_found_and_the_cache_works(tls):
 
 
 def test_tls_prometheus_reaches_every_process(tls):
-    poll(lambda: scraped(tls) == (1, 1), 60)
+    assert poll(lambda: scraped(tls) == (1, 1), 60)
 
 
 def test_tls_who_shows_no_certificate_gets_no_answer(tls):

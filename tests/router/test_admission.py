@@ -123,6 +123,8 @@ async def test_however_many_come_from_one_tenant_another_finds_a_place(tmp_path)
         await eventually(lambda: sum(each.done() for each in greedy) == 6)
         modest = start(fleet, request(request_id="mine"), metadata=who("modest"))
         await eventually(lambda: ("mine", 1) in node.running)
+        refused = [each.exception() for each in greedy if each.done()]
+        assert [each.code() for each in refused] == [Code.RESOURCE_EXHAUSTED] * 6
         for each in (*greedy, modest):
             each.cancel()
         await asyncio.gather(*greedy, modest, return_exceptions=True)

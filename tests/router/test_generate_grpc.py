@@ -11,19 +11,14 @@ from kvmesh.packing import pack_tokens, unpack_tokens
 from kvmesh.v1 import generate_pb2 as pb
 from kvmesh.v1 import inference_pb2
 from router.placement import Placement
-from tests.router.asking import answer, error, no_more, request, text_of
+from tests.router.asking import answer, error, fleet, no_more, request, text_of
 from tests.router.fleet_fixture import eventually, running_fleet
 from tests.router.stub_node import Script, StubNode
 
 Code = grpc.StatusCode
 
 
-@pytest.fixture
-async def fleet():
-    async with running_fleet(StubNode("node-0"), StubNode("node-1")) as running:
-        yield running
-        await eventually(lambda: running.idle)
-        running.app.ledger.check_integrity()
+__all__ = ["fleet"]
 
 
 async def test_streams_the_answer_with_route_first_and_summary_last(fleet):

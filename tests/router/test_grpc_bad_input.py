@@ -6,17 +6,9 @@ import pytest
 from kvmesh.errors import Code, from_rpc_error
 from kvmesh.packing import pack_tokens
 from kvmesh.v1 import generate_pb2 as pb
-from tests.router.asking import answer, error, request, text_of
-from tests.router.fleet_fixture import eventually, running_fleet
-from tests.router.stub_node import StubNode
+from tests.router.asking import answer, error, fleet, request, text_of
 
-
-@pytest.fixture
-async def fleet():
-    async with running_fleet(StubNode("node-0"), StubNode("node-1")) as running:
-        yield running
-        await eventually(lambda: running.idle)
-        running.app.ledger.check_integrity()
+__all__ = ["fleet"]
 
 
 def params(**fields):

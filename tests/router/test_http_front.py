@@ -171,4 +171,6 @@ async def test_a_client_that_reads_nothing_does_not_keep_the_router(fleet):
     writer.write(head.encode() + body)
     await no_more(lambda: sum(node.frames for node in fleet.nodes))
     await asyncio.wait_for(fleet.app.stop(), 6)
+    assert fleet.app.admission.in_flight == 0
+    assert sum(node.frames for node in fleet.nodes) < 3000
     writer.close()

@@ -211,6 +211,7 @@ async def test_cancelling_ends_the_work_on_the_node(fleet):
 
     await use(fleet, work)
     await eventually(lambda: fleet.idle, 1)
+    assert 0 < sum(node.frames for node in fleet.nodes) < 100
 
 
 async def test_a_client_that_cancels_before_its_lease_is_told_so(fleet):

@@ -113,7 +113,8 @@ async def test_a_request_that_no_node_worked_on_costs_nothing():
     limits = LocalLimits(Clock())
     acme = tenant(tokens_per_second=100, burst_seconds=10)
     (await TokenAccount(limits, None).take(acme, SIZE)).close()
-    limits.take_tokens(acme, 1000)
+    limits.take_tokens(acme, 1000)  # all that it may have at once
+    assert refusal(lambda: limits.take_tokens(acme, 1)).retry_after == 0.01
 
 
 async def test_one_that_broke_off_costs_its_prompt_and_what_came():
@@ -123,4 +124,4 @@ async def test_one_that_broke_off_costs_its_prompt_and_what_came():
     charge.use(pb.Usage(), frames=40)
     charge.close()
     limits.take_tokens(acme, 860)
-    refusal(lambda: limits.take_tokens(acme, 1))
+    assert refusal(lambda: limits.take_tokens(acme, 1)).retry_after == 0.01

@@ -196,6 +196,7 @@ async def test_a_stream_that_is_cut_leaves_nothing(key_file):
         await eventually(lambda: fleet.app.admission.in_flight == 39)
         client.call.cancel()
         await eventually(lambda: fleet.app.admission.in_flight == 1)  # until its lease expires
+        assert fleet.app.leases.open == 1
 
 
 async def test_a_key_that_is_taken_away_gets_no_lease_more(key_file, tmp_path):
